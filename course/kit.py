@@ -133,7 +133,8 @@ def source_of(thing: Callable[..., Any] | type) -> str:
     for node in ast.walk(ast.parse("".join(lines))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == thing.__name__:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            return "".join(lines[first - 1 : node.end_lineno])
+            if first <= code.co_firstlineno <= node.end_lineno:  # a name may be defined twice
+                return "".join(lines[first - 1 : node.end_lineno])
     raise ValueError(f"no source found for {thing.__name__}: define it in a cell or a file")
 
 
@@ -177,6 +178,8 @@ def _leave_with_parent():  # the parent holds the other end of stdin: when it di
 
 threading.Thread(target=_leave_with_parent, daemon=True).start()
 {name}(**json.loads(sys.argv[1]))
+sys.stdout.flush()
+os._exit(0)  # a busy Gloo thread can abort Python's own shutdown
 """
 
 
@@ -324,7 +327,7 @@ def draw_timeline(
         ax.plot(at, rank, marker="X", markersize=10, color=RED, clip_on=False)
         ax.annotate(label, (at, rank), xytext=(6, 12), textcoords="offset points", color=RED)
     for kind, (colour, hatch) in zip(kinds, looks, strict=False):
-        ax.bar(0, 0, color=colour, hatch=hatch, edgecolor=INK, label=kind)
+        ax.fill([], [], facecolor=colour, hatch=hatch, edgecolor=INK, label=kind)
     ranks = sorted({rank for rank, *_ in [*spans, *marks]})
     ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
     ax.invert_yaxis()

@@ -1,0 +1,76 @@
+"""The parts of course/kit.py that a lesson uses: for its notebook, and for its cache key."""
+
+import ast
+from pathlib import Path
+
+from course.lesson import Lesson
+
+KIT = Path(__file__).parent / "kit.py"
+
+
+def imported_kit_names(lesson: Lesson) -> list[str]:
+    """The names that the lesson imports from course.kit."""
+    names: list[str] = []
+    for cell in lesson.cells:
+        if cell.kind == "code":
+            for node in ast.walk(ast.parse(cell.source)):
+                if isinstance(node, ast.ImportFrom) and node.module == "course.kit":
+                    names += [alias.name for alias in node.names]
+    return names
+
+
+def used_kit_source(lesson: Lesson) -> str:
+    """The kit's source, cut down to what the lesson imports and what that needs in turn."""
+    return kit_source(imported_kit_names(lesson), KIT.read_text(encoding="utf-8"))
+
+
+def kit_source(names: list[str], kit: str) -> str:
+    """The statements of `kit` that define `names` or that those need, in the kit's order."""
+    tree = ast.parse(kit)
+    defined: dict[str, ast.stmt] = {}
+    for statement in tree.body:
+        for name in _defines(statement):
+            defined[name] = statement
+    wanted, waiting = set(), [name for name in names if name in defined]
+    while waiting:
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.add(name)
+            waiting += [
+                node.id
+                for node in ast.walk(defined[name])
+                if isinstance(node, ast.Name) and node.id in defined
+            ]
+    lines = kit.splitlines()
+    imports, rest = [], []
+    for statement in tree.body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            kept = [alias for alias in statement.names if _bound(alias) in wanted]
+            if kept:
+                short = ast.parse(ast.unparse(statement)).body[0]
+                short.names = kept
+                imports.append(ast.unparse(short))
+        elif wanted & set(_defines(statement)):
+            first = min([statement.lineno, *(d.lineno for d in _decorators(statement))])
+            while lines[first - 2].startswith("#"):
+                first -= 1
+            rest.append("\n".join(lines[first - 1 : statement.end_lineno]))
+    return "\n".join(imports) + "\n\n" + "\n\n\n".join(rest) + "\n" if rest else ""
+
+
+def _bound(alias: ast.alias) -> str:
+    return (alias.asname or alias.name).split(".")[0]
+
+
+def _decorators(statement: ast.stmt) -> list[ast.expr]:
+    return getattr(statement, "decorator_list", [])
+
+
+def _defines(statement: ast.stmt) -> list[str]:
+    """The names that a top-level statement binds."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [statement.name]
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return [_bound(alias) for alias in statement.names]
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]

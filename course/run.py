@@ -1,0 +1,299 @@
+"""Run one lesson in a fresh kernel, watched from outside, and collect its outputs."""
+
+import asyncio
+import contextlib
+import datetime
+import os
+import platform
+import re
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import nbformat
+import psutil
+from jupyter_client import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
+
+from course.cache import Executed, Record, cache_key, torch_version
+from course.errors import CourseError, Problem
+from course.lesson import Cell, Exercise, Lesson
+from course.watch import MARK, Watch, mapped_shared_memory, shared_memory_files
+
+MEMORY_LIMIT = 3 << 30  # bytes, contract 3: the lesson and all its children
+OUTPUT_LIMIT = 1 << 20  # bytes of output of one lesson
+SLACK = 3  # a lesson may take this many budgets before it is ended: builds share the cores
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One execution of a cell. `starter`: a check that must fail, for the solution is not there."""
+
+    cell: Cell
+    kind: Literal["cell", "starter", "check"]
+    exercise: Exercise | None = None
+
+
+def steps_of(lesson: Lesson) -> Iterator[Step]:
+    """The code cells in order; each check runs twice: after the starter, after the solution."""
+    checks = {e.check.index: e for e in lesson.exercises.values()}
+    for cell in lesson.cells:
+        if cell.kind == "code":
+            yield Step(cell, "check" if cell.index in checks else "cell", checks.get(cell.index))
+            if cell.index in lesson.exercises:
+                exercise = lesson.exercises[cell.index]
+                yield Step(exercise.check, "starter", exercise)
+
+
+class _Client(NotebookClient):
+    """A client that stops listening to a lesson that never stops talking."""
+
+    received = 0
+    on_flood: Any = None
+
+    def process_message(self, msg: dict, cell: Any, cell_index: int) -> Any:
+        if msg["msg_type"] in ("stream", "display_data", "execute_result", "error"):
+            self.received += len(str(msg["content"]))
+            if self.received > OUTPUT_LIMIT:
+                self.on_flood()
+                return None
+        return super().process_message(msg, cell, cell_index)
+
+
+class Run:
+    """One run of one lesson: a scratch folder, a kernel, a watch, and what went wrong."""
+
+    def __init__(self, lesson: Lesson, root: Path, cache_folder: Path) -> None:
+        self.lesson, self.root, self.cache_folder = lesson, root, cache_folder
+        self.scratch = Path(tempfile.mkdtemp(prefix="course-"))
+        for name in ("work", "tmp", "ipython"):
+            (self.scratch / name).mkdir()
+        self.mark = uuid.uuid4().hex
+        self.cause = ""  # why the run was ended from outside
+        self.step: Step | None = None
+        self.outputs: dict[int, list[dict[str, Any]]] = {}
+        self.starter_errors: dict[int, str] = {}
+        self.cell_seconds: dict[int, float] = {}
+        self.watch: Watch | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the kernel: everything it writes goes to the scratch folder."""
+        sandbox = Path(__file__).parent / "sandbox"
+        return {
+            **os.environ,
+            MARK: self.mark,
+            "COURSE_NETWORK_LOG": str(self.scratch / "network.log"),
+            "PYTHONPATH": os.pathsep.join([str(sandbox), str(Path(__file__).parents[1])]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "0",
+            "TMPDIR": str(self.scratch / "tmp"),
+            "IPYTHONDIR": str(self.scratch / "ipython"),
+            **shared_caches(self.cache_folder),
+        }
+
+    async def execute(self) -> Executed:
+        """Run all steps. Raises CourseError with file, line, cause and what to do."""
+        notebook = nbformat.v4.new_notebook()
+        manager = AsyncKernelManager(kernel_name="python3", transport="ipc")
+        manager.connection_file = str(self.scratch / "k.json")
+        client = _Client(notebook, km=manager, allow_errors=True, timeout=None)
+        before = shared_memory_files()
+        began = time.monotonic()
+        try:
+            async with client.async_setup_kernel(
+                env=self.environment(),
+                cwd=str(self.scratch / "work"),
+            ):
+                self.watch = Watch(self.mark, manager.provisioner.pid)
+                client.on_flood = lambda: self.stop(
+                    f"printed more than {OUTPUT_LIMIT >> 20} MB: print less"
+                )
+                guard = asyncio.create_task(self._guard(began))
+                try:
+                    await self._run_steps(client, notebook)
+                    seconds = time.monotonic() - began
+                    self.watch.sample()
+                    left = self.watch.left_running()
+                finally:
+                    guard.cancel()
+                    self.watch.end()  # faster than asking, and reaches what the kernel started
+        except (DeadKernelError, RuntimeError) as error:
+            cell = self.step.cell if self.step else self.lesson.cells[0]
+            cause = self.cause or f"the kernel died in this cell ({_last_line(str(error))})"
+            raise CourseError(self.lesson.problem(cell, cause)) from None
+        finally:
+            if self.watch:
+                self.watch.end()
+            left_files = self._left_files(before)
+            network = self._network_use()
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        problems = [self._whole(message) for message in [*left, *left_files, *network]]
+        if problems:
+            raise CourseError(problems)
+        return self._executed(seconds)
+
+    async def _run_steps(self, client: _Client, notebook: Any) -> None:
+        for number, self.step in enumerate(steps_of(self.lesson)):
+            cell = nbformat.v4.new_code_cell(self.step.cell.source)
+            notebook.cells.append(cell)
+            began = time.monotonic()
+            await client.async_execute_cell(cell, number, store_history=False)
+            if self.cause:
+                raise DeadKernelError(self.cause)
+            self._judge(self.step, cell.outputs, time.monotonic() - began)
+
+    def _judge(self, step: Step, outputs: list[Any], seconds: float) -> None:
+        """Keep the outputs of a step that did what it should; raise CourseError otherwise."""
+        error = next((o for o in outputs if o.output_type == "error"), None)
+        text = f"{error.ename}: {error.evalue}" if error else ""
+        name = step.exercise.name if step.exercise else ""
+        if step.kind == "starter":
+            if not error:
+                message = f"exercise '{name}': the starter passes its check: check more"
+                raise CourseError(self.lesson.problem(step.exercise.starter, message))
+            self.starter_errors[step.cell.index] = text
+            return
+        if error:
+            what = f"exercise '{name}': the solution fails its check" if name else "the cell raises"
+            if "raises" in step.cell.tags:
+                what = "the 'raises' cell does not raise what it says"
+            message = f"{what}: {_short(text)}"
+            raise CourseError(self.lesson.problem(step.cell, message, _error_line(error) - 1))
+        if "hardware" in step.cell.tags and not outputs:
+            message = "a 'hardware' cell prints its result, or 'skipped: …' and why"
+            raise CourseError(self.lesson.problem(step.cell, message))
+        self.outputs[step.cell.index] = [_plain(output) for output in outputs]
+        self.cell_seconds[step.cell.index] = round(seconds, 3)
+
+    def stop(self, cause: str) -> None:
+        """End the run from outside: every process of it, at once."""
+        if not self.cause:
+            self.cause = cause
+            self.watch.end()
+
+    async def _guard(self, began: float) -> None:
+        """End the run when it takes too long or too much memory."""
+        limit = self.lesson.meta.budget_seconds * SLACK
+        while True:
+            used = await asyncio.to_thread(self.watch.sample)
+            if time.monotonic() - began > limit:
+                self.stop(
+                    f"still running after {limit} s, {SLACK} times its budget: is there an "
+                    "endless loop? Shrink the cell, or raise budget_seconds with a reason"
+                )
+            elif used > MEMORY_LIMIT:
+                self.stop(f"used more than {MEMORY_LIMIT >> 30} GB of memory: shrink the cell")
+            await asyncio.sleep(0.2)
+
+    def _left_files(self, before: set[str]) -> Iterator[str]:
+        found = []
+        for path in sorted((self.scratch / "tmp").iterdir()):
+            found.append(f"temp file left behind: {path.name}: use tempfile.TemporaryDirectory")
+        new = shared_memory_files() - before
+        for name in sorted(new - mapped_shared_memory() if new else ()):
+            found.append(f"shared-memory file left behind: /dev/shm/{name}")
+        return found
+
+    def _network_use(self) -> list[str]:
+        log = self.scratch / "network.log"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        return [f"network use: {line}: lessons run offline" for line in dict.fromkeys(lines)]
+
+    def _whole(self, message: str) -> Problem:
+        """A problem of the whole lesson, at its last code cell."""
+        return self.lesson.problem([c for c in self.lesson.cells if c.kind == "code"][-1], message)
+
+    def _executed(self, seconds: float) -> Executed:
+        record = Record(
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            seconds=round(seconds, 1),
+            cpu_seconds=round(self.watch.cpu_seconds, 1),
+            peak_mb=self.watch.peak_bytes >> 20,
+            python=platform.python_version(),
+            torch=torch_version(),
+            machine=f"{os.cpu_count()} CPU cores, {psutil.virtual_memory().total >> 30} GB, "
+            f"{platform.system()} {platform.machine()}",
+        )
+        key = cache_key(self.lesson, self.root)
+        return Executed(
+            lesson_id=self.lesson.id,
+            key=key,
+            outputs=self.outputs,
+            starter_errors=self.starter_errors,
+            cell_seconds=self.cell_seconds,
+            record=record,
+        )
+
+
+def shared_caches(cache_folder: Path) -> dict[str, str]:
+    """Variables that let all lessons share compiled code and font caches."""
+    names = {
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TRITON_CACHE_DIR": "triton",
+        "MPLCONFIGDIR": "matplotlib",
+    }
+    folder = cache_folder / f"torch-{torch_version()}"
+    return {variable: str(folder / name) for variable, name in names.items()}
+
+
+async def run_lesson(lesson: Lesson, root: Path, cache_folder: Path) -> Executed:
+    """Run `lesson` in a fresh kernel and return what it showed.
+
+    Raises CourseError where a cell raises, an exercise or a limit fails, or something is left
+    behind. Whatever happens, no process of the run is alive afterwards.
+    """
+    run = Run(lesson, root, cache_folder)
+    try:
+        return await run.execute()
+    finally:
+        if run.watch:
+            run.watch.end()
+        shutil.rmtree(run.scratch, ignore_errors=True)
+
+
+def _plain(output: Any) -> dict[str, Any]:
+    """An output as plain data, without terminal colours and without what differs by run."""
+    data = {k: v for k, v in dict(output).items() if k not in ("execution_count", "transient")}
+    if data["output_type"] == "stream":
+        data["text"] = ANSI.sub("", data["text"])
+    return data
+
+
+def _error_line(error: Any) -> int:
+    """The line of the cell at which its error was raised, 1 where unknown."""
+    trace = ANSI.sub("", "\n".join(error.traceback))
+    match = re.search(r"Cell In\[[^\]]*\], line (\d+)", trace)
+    return int(match[1]) if match else 1
+
+
+def _short(text: str) -> str:
+    line = ANSI.sub("", text).strip().replace("\n", " ")
+    return line if len(line) <= 300 else line[:297] + "…"
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in ANSI.sub("", text).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "no message"
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the build as Ctrl-C does, so that it cleans up."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    old = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
