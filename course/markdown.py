@@ -48,8 +48,12 @@ def link_target(target: str, lesson: Lesson, root: Path) -> tuple[str, str]:
 
 
 def inline_html(text: str) -> str:
-    """One paragraph of Markdown as HTML without the paragraph."""
-    return MARKDOWN.renderInline(text).replace("\n", " ")
+    """One paragraph of Markdown as HTML without the paragraph, inert to a second Markdown pass."""
+    parts = re.split(r"(<[^>]*>)", MARKDOWN.renderInline(text).replace("\n", " "))
+    return "".join(
+        part if n % 2 else re.sub(r"[\[\]*_`\\|]", lambda m: f"&#{ord(m[0])};", part)
+        for n, part in enumerate(parts)
+    )
 
 
 def block_html(text: str) -> str:

@@ -212,7 +212,7 @@ class _Page:
             self.add(source)
         for claim in cell.claims:
             says = self.catalog.claims[claim].says
-            self.add(f"[Claim checked: {says}](../claims.md#{claim})", "{ .claim }")
+            self.add(f"[Claim checked: {inline_html(says)}](../claims.md#{claim})", "{ .claim }")
         self._outputs(cell)
 
     def _outputs(self, cell: Cell) -> None:

@@ -35,7 +35,7 @@ def _coverage(catalog: Catalog, feature: Feature) -> str:
 
 
 def _cell(text: str) -> str:
-    return inline_html(text).replace("|", "\\|")
+    return inline_html(text)
 
 
 def _features(catalog: Catalog) -> str:

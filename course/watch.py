@@ -20,6 +20,7 @@ class Watch:
         self.kernel = psutil.Process(kernel_pid)
         self.peak_bytes = 0
         self.cpu_seconds = 0.0
+        self.own_ports = {port for _, _, port in self._listening()}  # the kernel's debugger
 
     def sample(self) -> int:
         """Bytes of memory that the kernel and its children use now; remembers the peak."""
@@ -47,10 +48,19 @@ class Watch:
                 if process.pid != self.kernel.pid:
                     if not any(helper in command for helper in HELPERS):
                         found.append(f"child process left behind: {command[:90]}")
+        for ip, port in sorted({(ip, port) for _, ip, port in self._listening()}):
+            if port not in self.own_ports:
+                found.append(f"port left behind: something still listens on {ip}:{port}")
+        return found
+
+    def _listening(self) -> list[tuple[int, str, int]]:
+        """(pid, address, port) of every TCP socket of the run that listens."""
+        found = []
+        for process in self.marked():
+            with contextlib.suppress(psutil.Error):
                 for connection in process.net_connections("tcp"):
                     if connection.status == psutil.CONN_LISTEN:
-                        ip, port = connection.laddr
-                        found.append(f"port left behind: something still listens on {ip}:{port}")
+                        found.append((process.pid, *connection.laddr))
         return found
 
     def marked(self) -> list[psutil.Process]:

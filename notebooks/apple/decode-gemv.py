@@ -149,7 +149,7 @@ class WeightBytes(TorchDispatchMode):
 # computed and the weight may be as large as in a real model. `[17408, 5120]` is the layer that the
 # bug report used.
 
-# %% tags=["claim"] claim="decode-flat-or-linear"
+# %% tags=["claim"] claim="decode-flat-or-linear,article-decode-8-5x,pr-decode-8-5x"
 BATCHES = [1, 2, 4, 8, 16]
 big_weight = torch.empty(17408, 5120, dtype=torch.bfloat16, device="meta")
 megabytes: dict[str, list[float]] = {"one product": [], "a batch": []}
@@ -693,7 +693,7 @@ def metal_gemv(weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor) -> tor
 # by PyTorch's own CPU kernel. Two lengths: in the second, 1000 is no multiple of 256, so lanes at
 # the end of the row have less to do.
 
-# %% tags=["claim"] claim="decode-bitwise"
+# %%
 generator = torch.Generator().manual_seed(1)
 
 
@@ -800,7 +800,7 @@ show(
 # Now round the sums of many more rows. One side adds in float32, in the order of your CPU's
 # library. The other adds in float64, where the order hardly matters.
 
-# %% tags=["claim"] claim="decode-equality-is-likely"
+# %%
 many, differ, largest_step = 0, 0, 0
 for _ in range(4):
     weight, token = decode_problem(50_000, 256, torch.bfloat16)[:2]
@@ -819,7 +819,7 @@ assert largest_step == 1
 #
 # In float32 nothing is thrown away at the end. Count the equal bits there.
 
-# %% tags=["claim"] claim="decode-float32-differs"
+# %%
 if metal is None:
     print("skipped: no compiled kernel")
 else:

@@ -199,7 +199,7 @@ assert len(tower_recorder.graphs) == 1
 # integer tensor with one element. All branches take the same operands and return the same kind of
 # result. The release text writes `torch.switch`. That name does not exist in 2.14.1.
 
-# %% tags=["claim"] claim="switch-public-name"
+# %% tags=["claim"] claim="switch-public-name,article-switch-name,notes-switch-import"
 from torch._higher_order_ops import switch
 
 result = switch(torch.tensor(2), experts, (x,))
@@ -803,7 +803,7 @@ with (
 ):
     switch(torch.tensor(1), [add_in_place, double_in_place], (torch.ones(2),))
 
-# %% tags=["claim"] claim="switch-input-mutation"
+# %% tags=["claim"] claim="switch-input-mutation,docs-switch-no-mutation"
 buffer = torch.ones(2)
 with torch.no_grad():
     total = switch(torch.tensor(1), [add_in_place, double_in_place], (buffer,))
@@ -943,7 +943,7 @@ with expect_error(Exception, "local object"):
 # What can be saved is the balanced tree from above. Its interface is the same, so one argument
 # changes.
 
-# %% tags=["claim"] claim="switch-not-saved"
+# %%
 file = io.BytesIO()
 torch.export.save(export(cond_tree, 4), file)
 file.seek(0)

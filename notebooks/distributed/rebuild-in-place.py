@@ -446,7 +446,7 @@ assert in_place.exit_codes == [0, 0, -signal.SIGKILL, 0]
 # Member 2 is listed with generation 1 only. The next cell proves two things: all survivors end with
 # the same weights, and the group is still the same Python object.
 
-# %% tags=["claim"] claim="rebuild-train-on,rebuild-same-object,rebuild-gloo"
+# %% tags=["claim"] claim="article-in-place-reconfiguration,rebuild-same-object,rebuild-gloo,article-gloo-fault-tolerance"
 end = in_place.events("end")
 assert sorted(end) == [0, 1, 3], "all survivors reached the last step"
 assert len({values["weights"] for values in end.values()}) == 1, "with the same weights"
@@ -635,7 +635,7 @@ def steps_of(rank_run, members: list[int]) -> list[dict]:
     ]
 
 
-# %% tags=["claim"] claim="rebuild-leave-first,rebuild-speed"
+# %%
 costs = {"in place": cost(steps_of(in_place, [0, 1, 3]), in_place.killed_at[2], 2)}
 for generation, (way, victim) in enumerate(zip(ways[1:], victims, strict=True), start=2):
     alive = list(range(victim))  # the highest member was killed
@@ -916,7 +916,7 @@ assert not pids[1] & pids[2]
 # %% [markdown]
 # No process survived, healthy or not. Now all ways in one table.
 
-# %% tags=["claim"] claim="rebuild-speed,rebuild-no-restart"
+# %% tags=["claim"] claim="rebuild-no-restart"
 print(f"{'way':22}{'seconds':>8}{'steps redone':>14}")
 for way, (seconds, redone) in sorted(costs.items(), key=lambda item: item[1]):
     print(f"{way:22}{seconds:8.2f}{redone:14}")
