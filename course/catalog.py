@@ -1,10 +1,10 @@
 """Units and their order (mkdocs.yml), features and claims (docs/data), and their cross-checks."""
 
+import datetime
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-import datetime
 from pathlib import Path
 from typing import Any, Literal
 

@@ -40,7 +40,7 @@ def stale_notebooks(catalog: Catalog) -> Iterator[Problem]:
 
 
 def typed_numbers(lesson: Lesson, executed: Executed) -> Iterator[Problem]:
-    """Numbers in prose that repeat an output: they go stale. A number that stands in code is fine."""
+    """Numbers in prose that repeat an output, and so go stale; not those that stand in code."""
     outputs = " ".join(
         str(output.get("text") or output.get("data", {}).get("text/plain", ""))
         for outputs in executed.outputs.values()
@@ -58,5 +58,7 @@ def typed_numbers(lesson: Lesson, executed: Executed) -> Iterator[Problem]:
             long = len(number) > 2 or "." in number
             if long and number in measured - given and not RELEASE.fullmatch(number):
                 line = prose[: match.start()].count("\n")
-                message = f"the number {number} repeats an output: let a cell print it, not the prose"
+                message = (
+                    f"the number {number} repeats an output: let a cell print it, not the prose"
+                )
                 yield lesson.problem(cell, message, line)

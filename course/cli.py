@@ -92,7 +92,7 @@ def page(ids: Ids = None) -> None:
 
 @app.command()
 def site() -> None:
-    """Run what changed, render all pages, build the site; nothing is published if one thing fails."""
+    """Run what changed, render all pages, build the site; publish nothing where one thing fails."""
     root = project_root()
     make_pages(read_catalog(root), None)
     build_site(root, root / "site")

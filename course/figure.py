@@ -30,7 +30,9 @@ def dark_copy(svg: str, light: dict[str, str]) -> str:
 
 def tidy(svg: str) -> str:
     """`svg` without the XML head, comments and metadata block, which no page needs."""
-    svg = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = re.sub(
+        r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.S
+    )
     return re.sub(r"\n\s*\n+", "\n", svg).strip() + "\n"
 
 

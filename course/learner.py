@@ -119,12 +119,16 @@ class _Maker:
         """A question, its options by letter, and the answers, folded."""
         letters = "abcdefgh"
         note = " (more than one is right)" if quiz.multi else ""
-        options = "\n".join(f"- **{c}.** {o.text}" for c, o in zip(letters, quiz.options, strict=False))
+        options = "\n".join(
+            f"- **{c}.** {o.text}" for c, o in zip(letters, quiz.options, strict=False)
+        )
         answers = "\n".join(
             f"- **{letter}.** {'Right' if option.right else 'Wrong'}. {option.feedback}"
             for letter, option in zip(letters, quiz.options, strict=False)
         )
-        return _text(f"{quiz.question}{note}\n\n{options}\n\n{_folded('Answers', answers)}".rstrip())
+        return _text(
+            f"{quiz.question}{note}\n\n{options}\n\n{_folded('Answers', answers)}".rstrip()
+        )
 
     def foot(self) -> nbformat.NotebookNode:
         meta = self.lesson.meta

@@ -1,10 +1,10 @@
 """Read a lesson file (jupytext py:percent) into a checked `Lesson`."""
 
 import ast
+import datetime
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -236,7 +236,7 @@ def _check_tags(lesson: Lesson) -> Iterator[Problem]:
                 yield lesson.problem(cell, f"tag '{tag}' belongs on a {right} cell", -1)
         for tag in ("claim", "hardware", "exercise"):
             if (tag in cell.tags) != (tag in cell.values):
-                message = f'tag \'{tag}\' and {tag}="…" go together on the cell\'s line'
+                message = f"tag '{tag}' and {tag}=\"…\" go together on the cell's line"
                 yield lesson.problem(cell, message, -1)
 
 
@@ -330,7 +330,9 @@ def _check_text(lesson: Lesson, root: Path) -> Iterator[Problem]:
                 yield lesson.problem(cell, "sections begin at '##': the title is metadata", offset)
             for token in block.children or []:
                 if token.type == "image" and not token.content.strip():
-                    yield lesson.problem(cell, "image without alt text: ![what it shows](…)", offset)
+                    yield lesson.problem(
+                        cell, "image without alt text: ![what it shows](…)", offset
+                    )
                 target = token.attrs.get("href") or token.attrs.get("src")
                 if target and not _leads_somewhere(str(target), lesson.path, root):
                     yield lesson.problem(cell, f"link to nowhere: '{target}' is no file", offset)

@@ -59,9 +59,7 @@ def write_pages(files: dict[Path, str], folder: Path, whole: bool) -> None:
 class _Page:
     """Collects the parts of one page."""
 
-    def __init__(
-        self, lesson: Lesson, executed: Executed, catalog: Catalog, folder: Path
-    ) -> None:
+    def __init__(self, lesson: Lesson, executed: Executed, catalog: Catalog, folder: Path) -> None:
         self.lesson, self.executed, self.catalog, self.folder = lesson, executed, catalog, folder
         self.parts: list[str] = []
         self.figures: dict[Path, str] = {}
@@ -289,7 +287,8 @@ class _Page:
         kind = "checkbox" if quiz.multi else "radio"
         first, _, rest = math_to_mathml(quiz.question).partition("\n\n")
         first = re.sub(r"^#+ .*\n", "", first).strip() or rest
-        lines = [f'<fieldset class="quiz" data-search-exclude><legend>{number}. {inline_html(first)}</legend>']
+        legend = f"<legend>{number}. {inline_html(first)}</legend>"
+        lines = [f'<fieldset class="quiz" data-search-exclude>{legend}']
         if rest and rest != first:
             lines.append(f"<div>{block_html(rest)}</div>")
         if quiz.multi:
@@ -314,7 +313,12 @@ def _folded(css: str, summary: str, *content: str) -> list[str]:
 
 
 def _output(css: str, lines: list[str]) -> list[str]:
-    return [f'<div class="{css}" data-search-exclude markdown>', "", fence("\n".join(lines)), "</div>"]
+    return [
+        f'<div class="{css}" data-search-exclude markdown>',
+        "",
+        fence("\n".join(lines)),
+        "</div>",
+    ]
 
 
 def _joined(text: str | list[str]) -> str:

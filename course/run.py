@@ -141,7 +141,8 @@ class Run:
         return self._executed(seconds)
 
     async def _run_steps(self, client: _Client, notebook: Any) -> None:
-        for number, self.step in enumerate(steps_of(self.lesson)):
+        for number, step in enumerate(steps_of(self.lesson)):
+            self.step = step
             cell = nbformat.v4.new_code_cell(self.step.cell.source)
             notebook.cells.append(cell)
             began = time.monotonic()

@@ -43,7 +43,7 @@ def _features(catalog: Catalog) -> str:
     lines = [
         "---",
         "title: All features",
-        "description: Every feature, fix and removal of PyTorch 2.14, and the lesson that covers it.",
+        "description: Every feature, fix and removal of PyTorch 2.14, and the lesson for it.",
         "---",
         "# All features",
         "",
@@ -56,12 +56,16 @@ def _features(catalog: Catalog) -> str:
     for area, features in by_area.items():
         lines += [f"## {area} {{ #area-{area.replace(' ', '-')} }}", ""]
         lines += ['<div class="filterable" markdown>', ""]
-        lines += ["| feature | status | hardware | covered | pull requests |", "|---|---|---|---|---|"]
+        lines += [
+            "| feature | status | hardware | covered | pull requests |",
+            "|---|---|---|---|---|",
+        ]
         for feature in features:
             prs = " ".join(f"#{number}" for number in feature.prs[:4])
             more = f" +{len(feature.prs) - 4}" if len(feature.prs) > 4 else ""
             lines.append(
-                f'| <span id="{feature.id}">**{_cell(feature.title)}**</span><br>{_cell(feature.summary)} '
+                f'| <span id="{feature.id}">**{_cell(feature.title)}**</span>'
+                f"<br>{_cell(feature.summary)} "
                 f"| {feature.status} | {feature.hardware} | {_coverage(catalog, feature)} "
                 f"| {prs}{more} |"
             )
@@ -85,14 +89,17 @@ def _claims(catalog: Catalog) -> str:
         "---",
         "# Claims, checked",
         "",
-        "What is said about the release, our verdict, and the proof: a cell that ran, or a dated source.",
+        "What is said about the release, our verdict, and the proof: a cell or a dated source.",
         "",
     ]
     by_source: dict[str, list[Claim]] = {}
     for claim in catalog.claims.values():
         by_source.setdefault(claim.who, []).append(claim)
     for who, claims in by_source.items():
-        lines += [f"## {who[0].upper()}{who[1:]} {{ #{who.lower().replace(' ', '-').replace('&', '')} }}", ""]
+        lines += [
+            f"## {who[0].upper()}{who[1:]} {{ #{who.lower().replace(' ', '-').replace('&', '')} }}",
+            "",
+        ]
         lines += ['<div class="filterable" markdown>', ""]
         lines += ["| claim | verdict | why | proof |", "|---|---|---|---|"]
         for claim in claims:
