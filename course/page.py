@@ -272,7 +272,7 @@ class _Page:
         if exercise.hint:
             self.add(*_folded("hint", "Hint", self._text(exercise.hint)))
         self.add(
-            '<details class="solution" markdown>',
+            '<details class="solution" data-search-exclude markdown>',
             "<summary>Solution</summary>",
             "",
             fence(exercise.solution.source, "python"),
@@ -308,7 +308,7 @@ class _Page:
 
 
 def _folded(css: str, summary: str, *content: str) -> list[str]:
-    head = f'<details class="{css}" markdown>', f"<summary>{summary}</summary>"
+    head = f'<details class="{css}" data-search-exclude markdown>', f"<summary>{summary}</summary>"
     return [*head, "", *content, "", "</details>"]
 
 

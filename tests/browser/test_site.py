@@ -73,9 +73,9 @@ def test_quiz_works_without_javascript(browser, address):
 
 
 def test_search_finds_a_symbol(browser, address):
-    page = browser.new_page()
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto(address)
-    page.locator("label.md-header__button[for=__search]").click(force=True)
+    page.locator("input.md-search__input").click()
     page.locator("input.md-search__input").fill("_reconfigure")
     page.wait_for_selector(".md-search-result__link", timeout=10_000)
     page.close()
