@@ -207,7 +207,7 @@ class _Page:
         elif "hide-input" in cell.tags:
             self.add(*_folded("code-more", "Code of this cell", source))
         else:
-            self.add(source)
+            self.add(*_unsearched(source))
         for claim in cell.claims:
             says = self.catalog.claims[claim].says
             self.add(f"[Claim checked: {inline_html(says)}](../claims.md#{claim})", "{ .claim }")
@@ -267,8 +267,8 @@ class _Page:
             f'<p class="exercise-meta"><span aria-hidden="true">{dots}</span> '
             f"difficulty {exercise.difficulty} of 3, {exercise.minutes} minutes</p>"
         )
-        self.add(fence(exercise.starter.source, "python"))
-        self.add("The check:", "", fence(exercise.check.source, "python"))
+        self.add(*_unsearched(fence(exercise.starter.source, "python")))
+        self.add("The check:", "", *_unsearched(fence(exercise.check.source, "python")))
         if exercise.hint:
             self.add(*_folded("hint", "Hint", self._text(exercise.hint)))
         self.add(
@@ -310,6 +310,11 @@ class _Page:
 def _folded(css: str, summary: str, *content: str) -> list[str]:
     head = f'<details class="{css}" data-search-exclude markdown>', f"<summary>{summary}</summary>"
     return [*head, "", *content, "", "</details>"]
+
+
+def _unsearched(content: str) -> list[str]:
+    """Code, kept out of the search index: people search for what the text calls things."""
+    return ["<div data-search-exclude markdown>", "", content, "</div>"]
 
 
 def _output(css: str, lines: list[str]) -> list[str]:

@@ -76,6 +76,6 @@ def test_search_finds_a_symbol(browser, address):
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto(address)
     page.locator("input.md-search__input").click()
-    page.locator("input.md-search__input").fill("_reconfigure")
-    page.wait_for_selector(".md-search-result__link", timeout=10_000)
+    page.locator("input.md-search__input").press_sequentially("_reconfigure", delay=20)
+    page.wait_for_selector(".md-search-result__link", state="attached", timeout=20_000)
     page.close()
