@@ -1029,13 +1029,13 @@ else:
 #   one of the machines. Use one that you trust most, or a launcher that hosts the store elsewhere.
 # - **torchrun ends the neighbours.** When a rank dies, the torchrun on *its* machine ends all ranks
 #   of that machine. In-place recovery then serves the other machines. So give each part that can
-#   fail alone its own torchrun, as the command does. When the job is done, the remaining torchruns
-#   wait for the lost one for some minutes before they exit.
+#   fail alone its own torchrun, as the command does. When the job was done,
+#   the remaining torchruns still waited for the lost one a minute later: end them yourself.
 # - **Gloo must find the right network.** Set `GLOO_SOCKET_IFNAME` to the interface between the
 #   machines.
 #
-# This was tried with three torchruns on one machine, one of them killed: the ranks of the other two
-# went on to the end. It was not tried on several machines.
+# This was tried with three torchruns of one rank each on one machine, one rank killed: the other
+# two ranks went on to the end. It was not tried on several machines.
 
 # %% [markdown]
 # ## Your turn
