@@ -28,7 +28,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 # One colour per meaning. The page renderer swaps each for its dark twin, so use no others.
-INK, GREY, PAPER = "#1f2430", "#8a90a0", "#ffffff"
+INK, GREY, PAPER = "#1f2430", "#666d7f", "#ffffff"
 BLUE, ORANGE, GREEN, RED, PURPLE = "#2563b0", "#c2570c", "#2a7d46", "#c0263a", "#7446b8"
 PALE_BLUE, PALE_ORANGE, PALE_GREEN, PALE_RED = "#cfe0f5", "#f8dcc4", "#cfead7", "#f6cfd4"
 
