@@ -12,7 +12,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # as the release text gives it
 PATIENCE = 15  # seconds to wait for an answer of the index
 
 

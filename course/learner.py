@@ -8,11 +8,11 @@ from pathlib import Path
 import nbformat
 
 from course.catalog import Catalog
+from course.install_torch import CPU_INDEX
 from course.kit_source import used_kit_source
 from course.lesson import Cell, Exercise, Lesson, Quiz
 from course.markdown import link_target, outside_code, rewrite_links
 
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # as the release text gives it
 ALERT = re.compile(r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\][ \t]*$", re.MULTILINE)
 
 

@@ -82,6 +82,7 @@ def _proof(catalog: Catalog, claim: Claim) -> str:
 
 
 def _claims(catalog: Catalog) -> str:
+    planned = sum(claim.planned is not None for claim in catalog.claims.values())
     lines = [
         "---",
         "title: Claims, checked",
@@ -90,6 +91,8 @@ def _claims(catalog: Catalog) -> str:
         "# Claims, checked",
         "",
         "What is said about the release, our verdict, and the proof: a cell or a dated source.",
+        f"For {planned} of the {len(catalog.claims)} claims the proof is still planned: until the "
+        "lesson named there exists, take the verdict as ours, not as shown.",
         "",
     ]
     by_source: dict[str, list[Claim]] = {}
