@@ -120,7 +120,8 @@ def write_whole(file: Path, content: str | bytes) -> None:
     """Write a file so that it is never seen half written: to a neighbour, then rename."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    name_of_half = {"prefix": f"{file.name}.{os.getpid()}.", "suffix": ".part"}
+    handle, name = tempfile.mkstemp(dir=file.parent, **name_of_half)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)

@@ -8,9 +8,7 @@ import platform
 import re
 import shutil
 import signal
-import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,14 @@ from nbclient.exceptions import DeadKernelError
 from course.cache import Executed, Record, cache_key, torch_version
 from course.errors import CourseError, Problem
 from course.lesson import Cell, Exercise, Lesson
-from course.watch import MARK, Watch, mapped_shared_memory, shared_memory_files
+from course.watch import (
+    MARK,
+    Watch,
+    mapped_shared_memory,
+    new_mark,
+    new_scratch,
+    shared_memory_files,
+)
 
 MEMORY_LIMIT = 3 << 30  # bytes, contract 3: the lesson and all its children
 OUTPUT_LIMIT = 1 << 20  # bytes of output of one lesson
@@ -73,10 +78,10 @@ class Run:
 
     def __init__(self, lesson: Lesson, root: Path, cache_folder: Path) -> None:
         self.lesson, self.root, self.cache_folder = lesson, root, cache_folder
-        self.scratch = Path(tempfile.mkdtemp(prefix="course-"))
+        self.scratch = new_scratch()
         for name in ("work", "tmp", "ipython"):
             (self.scratch / name).mkdir()
-        self.mark = uuid.uuid4().hex
+        self.mark = new_mark()
         self.cause = ""  # why the run was ended from outside
         self.step: Step | None = None
         self.outputs: dict[int, list[dict[str, Any]]] = {}

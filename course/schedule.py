@@ -14,6 +14,7 @@ from course.catalog import Catalog
 from course.errors import CourseError
 from course.lesson import Lesson
 from course.run import run_lesson, shared_caches, terminable
+from course.watch import MARK, new_mark, sweep
 
 WARM_UP = "import torch\ntorch.compile(lambda x: x.sin() + 1)(torch.ones(8))"
 
@@ -25,6 +26,7 @@ def run_lessons(
 
     Raises CourseError with the problems of all lessons that failed; those that passed are kept.
     """
+    sweep(cache.folder)
     keys = {lesson.id: cache_key(lesson, catalog.root) for lesson in lessons}
     done: dict[str, Executed] = {}
     for lesson in [] if force else lessons:
@@ -50,7 +52,8 @@ def warm_up(lessons: list[Lesson], cache: Cache, console: Console) -> None:
     if compiles and not mark.exists():
         console.print("warming the compiler's cache, once for this torch version …")
         command = [sys.executable, "-c", WARM_UP]
-        done = subprocess.run(command, env={**os.environ, **variables}, check=False, timeout=300)
+        environment = {**os.environ, **variables, MARK: new_mark()}
+        done = subprocess.run(command, env=environment, check=False, timeout=300)
         if done.returncode == 0:
             write_whole(mark, "")
 

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from course.errors import CourseError, Problem
+from course.watch import MARK, new_mark
 
 # Names, punctuation and spaces, as Pygments marks them: shown like unmarked text.
 PLAIN_TOKEN = re.compile(r'<span class="(?:n|nn|p|w|bp|nb|o|fm|vm)">([^<]*)</span>')
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
+DAY = 24 * 60 * 60
 
 
 def build_site(root: Path, target: Path) -> None:
@@ -23,16 +25,17 @@ def build_site(root: Path, target: Path) -> None:
     """
     new = root / ".cache" / f"site-{os.getpid()}"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(new)]
-    done = subprocess.run(
-        command, cwd=root, env={**os.environ, **QUIET}, capture_output=True, text=True
-    )
+    # The day, not the second: builds of one day from one cache give the same bytes.
+    epoch = {"SOURCE_DATE_EPOCH": str(int(time.time() // DAY * DAY))}
+    environment = {**epoch, **os.environ, **QUIET, MARK: new_mark()}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         shutil.rmtree(new, ignore_errors=True)
         lines = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
         raise CourseError(Problem("mkdocs.yml", 1, "mkdocs refused:\n" + "\n".join(lines)))
     for page in new.rglob("*.html"):
         page.write_text(_lighter(page.read_text("utf-8")), "utf-8")
-    old = root / ".cache" / f"site-old-{os.getpid()}"
+    old = root / ".cache" / f"site-{os.getpid()}-old"
     if target.exists():
         target.rename(old)
     new.rename(target)
@@ -47,7 +50,7 @@ def _lighter(html: str) -> str:
 def serve(root: Path, address: str, changed: Callable[[list[Path]], None]) -> None:
     """Preview the site at `address`, and call `changed` with each lesson file that was saved."""
     command = [sys.executable, "-m", "mkdocs", "serve", "--quiet", "-a", address]
-    server = subprocess.Popen(command, cwd=root, env={**os.environ, **QUIET})
+    server = subprocess.Popen(command, cwd=root, env={**os.environ, **QUIET, MARK: new_mark()})
     seen = _saved(root)
     try:
         while server.poll() is None:

@@ -2,14 +2,52 @@
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import psutil
 
 MARK = "COURSE_RUN"  # environment variable that every process of a run inherits
 HELPERS = ("resource_tracker",)  # started by Python itself; ends with its parent
+SCRATCH = "course-"  # start of the name of a run's folder in the temp directory
+
+
+def new_mark() -> str:
+    """A name for what a build starts, that says which build that is: a value of `MARK`."""
+    return f"{os.getpid()}-{uuid.uuid4().hex}"
+
+
+def new_scratch() -> Path:
+    """An empty folder for one run, in the temp directory, named after this build."""
+    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
+
+
+def sweep(cache_folder: Path) -> None:
+    """Remove what builds that were killed have left: processes, scratch folders, half a site."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            mark = process.environ().get(MARK, "")
+            if mark and _build_is_gone(mark):
+                process.kill()
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}[0-9]*-*"):
+        if _build_is_gone(folder.name.removeprefix(SCRATCH)):
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in cache_folder.glob("site-[0-9]*"):
+        if _build_is_gone(folder.name.removeprefix("site-")):
+            shutil.rmtree(folder, ignore_errors=True)
+    for file in [*cache_folder.glob("*.part"), *cache_folder.glob("runs/*.part")]:
+        if _build_is_gone(file.name.split(".")[-3]):
+            file.unlink(missing_ok=True)
+
+
+def _build_is_gone(name: str) -> bool:
+    """Whether the build that made `name`, which begins with its process number, has ended."""
+    number = name.partition("-")[0]
+    return number.isdigit() and not psutil.pid_exists(int(number))
 
 
 class Watch:

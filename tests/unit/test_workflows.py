@@ -1,6 +1,9 @@
-"""The workflows pin every action by commit and ask for no more than they need."""
+"""The workflows are valid, pin every action by commit and ask for no more than they need."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import yaml
 from conftest import ROOT
@@ -18,3 +21,13 @@ def test_actions_are_pinned_and_permissions_least():
             for step in job["steps"]:
                 if "uses" in step:
                     assert re.search(r"@[0-9a-f]{40}$", step["uses"]), step
+
+
+def test_actionlint_finds_nothing(tmp_path):
+    actionlint = Path(sys.executable).with_name("actionlint")
+    done = subprocess.run([actionlint, *WORKFLOWS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(WORKFLOWS[0].read_text().replace("ubuntu-latest", "ubuntu-latets"))
+    done = subprocess.run([actionlint, wrong], capture_output=True, text=True)
+    assert 'label "ubuntu-latets" is unknown' in done.stdout

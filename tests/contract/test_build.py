@@ -1,0 +1,149 @@
+"""The build as a user runs it: what runs again, what is published, what a killed build leaves."""
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import GOOD, HEAD, SETUP
+
+from course.watch import MARK, SCRATCH
+
+OTHER = HEAD + SETUP + "# %%\nprint('other')\n"
+BOTH = {"unit/x": GOOD, "unit/y": OTHER}
+KILLS = 10
+
+
+def course(root: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Run the `course` command in `root`."""
+    command = [sys.executable, "-m", "course.cli", *arguments]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+
+
+def built(root: Path) -> str:
+    """Build the site, which must work; what the command printed."""
+    done = course(root, "site")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """The hash of each file below `folder`."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def runs_of(root: Path) -> list[psutil.Process]:
+    """Living processes of lesson runs of the project `root`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            variables = process.environ()
+            if MARK in variables and str(root) in variables.get("TORCHINDUCTOR_CACHE_DIR", ""):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_two_builds_from_one_cache_are_the_same(project):
+    root = project(BOTH)
+    built(root)
+    first = tree(root / "site"), tree(root / "docs/lessons")
+    assert "none run" in built(root)
+    assert (tree(root / "site"), tree(root / "docs/lessons")) == first
+    for path in [*(root / "docs/lessons").rglob("*.md")]:
+        path.unlink()
+    built(root)
+    assert (tree(root / "site"), tree(root / "docs/lessons")) == first
+
+
+def test_only_what_changed_runs_again(project):
+    root = project(BOTH)
+    assert "2 to run" in built(root)
+    lesson = root / "notebooks/unit/x.py"
+    lesson.write_text(GOOD.replace("# What is two and two?", "# And what is two and two?"))
+    assert "none run" in built(root)
+    assert "And what is two and two?" in (root / "site/lessons/unit/x/index.html").read_text()
+    lesson.write_text(GOOD.replace("print(2 + 2)", "print(2 + 3)"))
+    said = built(root)
+    assert "1 up to date, 1 to run" in said and "unit/y" not in said
+    (root / "constraints.txt").write_text("torch==2.14.1\ntorchvision==0.29.1\nnumpy==2.0.0\n")
+    assert "2 to run" in built(root)
+
+
+BROKEN = {
+    "a cell that raises": (GOOD.replace("print(2 + 2)", "1 / 0"), "ZeroDivisionError"),
+    "a page that cannot be": (GOOD.replace("is two", "is [two](two.py)"), "link to nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_nothing_is_published_where_something_failed(name, project):
+    root = project(BOTH)
+    built(root)
+    before = tree(root / "site")
+    text, message = BROKEN[name]
+    (root / "notebooks/unit/x.py").write_text(text)
+    done = course(root, "site")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("notebooks/unit/x.py:") and message in line
+    assert tree(root / "site") == before
+
+
+def test_check_refuses_a_notebook_that_was_edited(project):
+    root = project(BOTH)
+    assert course(root, "notebooks").returncode == 0
+    assert course(root, "check").returncode == 0
+    notebook = root / "notebooks/unit/x.ipynb"
+    text = notebook.read_text()
+    notebook.write_text(text.replace("print(2 + 2)", "print(5)"))
+    done = course(root, "check")
+    line = text[: text.index("print(2 + 2)")].count("\n") + 1
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"notebooks/unit/x.ipynb:{line}: differs from what")
+
+
+def test_check_flags_a_measured_number_in_prose(project):
+    text = GOOD.replace("print(2 + 2)", "print(sum(range(78)))")
+    root = project({"unit/x": text.replace("# What is two", "# We saw 3003. What is two")})
+    built(root)
+    course(root, "notebooks")
+    done = course(root, "check")
+    assert done.returncode == 1
+    assert done.stderr.startswith("notebooks/unit/x.py:")
+    assert "the number 3003 repeats an output" in done.stderr
+
+
+def test_a_build_killed_at_any_moment_leaves_a_state_that_builds(project):
+    root = project(BOTH)
+    began = time.monotonic()
+    built(root)
+    whole = time.monotonic() - began
+    seed = random.randrange(1 << 30)
+    moments = random.Random(seed)
+    for _ in range(KILLS):
+        for file in (root / ".cache/runs").glob("*"):
+            file.unlink()  # so that the lessons run
+        command = [sys.executable, "-m", "course.cli", "site"]
+        build = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL)
+        time.sleep(moments.uniform(0, whole))
+        os.kill(build.pid, signal.SIGKILL)
+        build.wait()
+        built(root)
+        assert "4\n" in (root / "docs/lessons/unit/x.md").read_text(), seed
+        right = tree(root / "site")
+        assert "none run" in built(root)
+        assert tree(root / "site") == right, seed
+        assert not runs_of(root), seed
+        assert not list((root / ".cache").glob("site-*")), seed
+        left = Path(tempfile.gettempdir()).glob(f"{SCRATCH}{build.pid}-*")
+        assert not list(left), seed
