@@ -28,6 +28,6 @@ def test_actionlint_finds_nothing(tmp_path):
     done = subprocess.run([actionlint, *WORKFLOWS], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     wrong = tmp_path / "wrong.yml"
-    wrong.write_text(WORKFLOWS[0].read_text().replace("ubuntu-latest", "ubuntu-latets"))
+    wrong.write_text(WORKFLOWS[0].read_text().replace("ubuntu-24.04", "ubuntu-24.40"))
     done = subprocess.run([actionlint, wrong], capture_output=True, text=True)
-    assert 'label "ubuntu-latets" is unknown' in done.stdout
+    assert 'label "ubuntu-24.40" is unknown' in done.stdout
