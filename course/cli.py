@@ -1,5 +1,6 @@
-"""The `course` command: list, run, page, site, serve, notebooks, check, new."""
+"""The `course` command: list, run, soak, page, site, serve, notebooks, check, new."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,8 @@ from course.page import render_page, write_pages
 from course.schedule import run_lessons
 from course.site import build_site
 from course.site import serve as serve_site
+from course.soak import busy_neighbour
+from course.soak import soak as soak_lessons
 from course.tables import table_pages
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -67,6 +70,18 @@ def run(ids: Ids = None, force: Force = False) -> None:
     """Run lessons; those that nothing changed for are taken from the cache."""
     catalog = read_catalog(project_root())
     run_lessons(catalog, _chosen(catalog, ids), _cache(catalog.root), console, force)
+
+
+@app.command()
+def soak(
+    ids: Ids = None,
+    rounds: Annotated[int, typer.Option("-n", help="How many times.")] = 20,
+    load: Annotated[bool, typer.Option(help="Keep one core busy meanwhile.")] = False,
+) -> None:
+    """Run lessons many times; say how often each passed, and what was left behind."""
+    catalog = read_catalog(project_root())
+    with busy_neighbour() if load else contextlib.nullcontext():
+        soak_lessons(catalog, _chosen(catalog, ids), _cache(catalog.root), console, rounds)
 
 
 def make_pages(catalog: Catalog, ids: list[str] | None) -> dict[str, Executed]:

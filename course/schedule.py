@@ -11,7 +11,7 @@ from rich.console import Console
 
 from course.cache import Cache, Executed, cache_key, write_whole
 from course.catalog import Catalog
-from course.errors import CourseError
+from course.errors import CourseError, Problem
 from course.lesson import Lesson
 from course.run import run_lesson, shared_caches, terminable
 from course.watch import MARK, new_mark, sweep
@@ -38,9 +38,10 @@ def run_lessons(
         console.print(f"lessons: all {len(lessons)} up to date, none run")
         return done
     console.print(f"lessons: {len(done)} up to date, {len(todo)} to run")
-    with terminable():
-        warm_up(todo, cache, console)
-        done |= asyncio.run(_Schedule(catalog, todo, cache, console).run())
+    schedule = Schedule(catalog, todo, cache, console).finish()
+    if schedule.failed:
+        raise CourseError(schedule.problems())
+    done |= schedule.done
     return {lesson.id: done[lesson.id] for lesson in lessons}
 
 
@@ -58,8 +59,11 @@ def warm_up(lessons: list[Lesson], cache: Cache, console: Console) -> None:
             write_whole(mark, "")
 
 
-class _Schedule:
-    """Runs lessons at the same time, as many as there are cores; an exclusive one alone."""
+class Schedule:
+    """Runs lessons at the same time, as many as there are cores; an exclusive one alone.
+
+    Afterwards `done` has the results of those that passed, by id, and `failed` the errors.
+    """
 
     def __init__(
         self, catalog: Catalog, todo: list[Lesson], cache: Cache, console: Console
@@ -72,7 +76,18 @@ class _Schedule:
         self.failed: list[CourseError] = []
         self.began = time.monotonic()
 
-    async def run(self) -> dict[str, Executed]:
+    def finish(self) -> "Schedule":
+        """Run all of them, and return the schedule itself."""
+        with terminable():
+            warm_up(self.todo, self.cache, self.console)
+            asyncio.run(self._run())
+        return self
+
+    def problems(self) -> list[Problem]:
+        """What went wrong, in all lessons."""
+        return [problem for error in self.failed for problem in error.problems]
+
+    async def _run(self) -> None:
         order = sorted(self.todo, key=lambda lesson: -self.expected[lesson.id])
         slots = asyncio.Semaphore(self.slots)
 
@@ -87,9 +102,6 @@ class _Schedule:
         for lesson in order:
             if lesson.meta.exclusive:
                 await self._run_one(lesson)
-        if self.failed:
-            raise CourseError([p for error in self.failed for p in error.problems])
-        return self.done
 
     async def _run_one(self, lesson: Lesson) -> None:
         self._say(f"[bold]{lesson.id}[/] starts")
@@ -107,7 +119,7 @@ class _Schedule:
     def _say(self, text: str) -> None:
         finished = len(self.done) + len(self.failed)
         spent = time.monotonic() - self.began
-        ended = {p.path for error in self.failed for p in error.problems}
+        ended = {problem.path for problem in self.problems()}
         rest = sum(
             seconds
             for lesson in self.todo

@@ -44,6 +44,18 @@ def sweep(cache_folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
+def leftovers() -> set[str]:
+    """What runs of this build have left by now, in words: nothing, between two runs."""
+    mine = f"{os.getpid()}-"
+    found = {f"/dev/shm/{name}" for name in shared_memory_files() - mapped_shared_memory()}
+    found |= {str(path) for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}{mine}*")}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK, "").startswith(mine):
+                found.add(f"process {process.pid}: {' '.join(process.cmdline())[:90]}")
+    return found
+
+
 def _build_is_gone(name: str) -> bool:
     """Whether the build that made `name`, which begins with its process number, has ended."""
     number = name.partition("-")[0]

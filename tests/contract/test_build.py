@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -147,3 +148,14 @@ def test_a_build_killed_at_any_moment_leaves_a_state_that_builds(project):
         assert not list((root / ".cache").glob("site-*")), seed
         left = Path(tempfile.gettempdir()).glob(f"{SCRATCH}{build.pid}-*")
         assert not list(left), seed
+
+
+def test_soak_reports_each_lesson_and_fails_where_one_fails(project):
+    failing = OTHER.replace("print('other')", "import time\nassert time.time() < 0")
+    root = project({"unit/x": GOOD, "unit/y": failing})
+    done = course(root, "soak", "-n", "2")
+    assert done.returncode == 1
+    assert re.search(r"unit/x +│ 2 of 2", done.stdout), done.stdout
+    assert re.search(r"unit/y +│ 0 of 2", done.stdout), done.stdout
+    assert done.stderr.count("the cell raises: AssertionError") == 2
+    assert course(root, "soak", "unit/x", "-n", "1").returncode == 0
