@@ -11,6 +11,7 @@ from course.lesson import MARKDOWN, Lesson
 
 CODE = re.compile(r"(^```.*?^```[ \t]*$|^~~~.*?^~~~[ \t]*$|`+[^`\n]+`+)", re.MULTILINE | re.DOTALL)
 MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)([^$\n]+?)(?<=\S)\$(?![\w$])", re.DOTALL)
+ITEM = re.compile(r" *([-*+]|\d+[.)]) {0,4}(?=\S|$)")
 LINK = re.compile(r"(\]\()([^)\s]+)((?:\s+\"[^\"]*\")?\))")
 
 
@@ -28,6 +29,56 @@ def math_to_mathml(text: str) -> str:
         return convert((match[1] or match[2]).strip(), display="block" if block else "inline")
 
     return outside_code(text, lambda part: MATH.sub(one, part))
+
+
+def for_python_markdown(text: str, inside_item: bool = False) -> str:
+    """CommonMark text so that Python-Markdown gives the same lists, tables and quotes.
+
+    Python-Markdown wants a blank line before a list or table, four spaces for what belongs to a
+    list item, and `1.` rather than `1)`. Colab, which follows CommonMark, wants none of these.
+    """
+    lines = text.split("\n")
+    result: list[str] = []
+    done = 0
+    for token in (t for t in MARKDOWN.parse(text) if t.level == 0 and t.map and t.nesting >= 0):
+        begin, end = token.map
+        result += lines[done:begin]
+        block = lines[begin:end]
+        is_list = token.type in ("bullet_list_open", "ordered_list_open")
+        apart = is_list and not inside_item or token.type in ("table_open", "fence")
+        if apart and result and result[-1].strip():
+            result.append("")
+        if token.type == "blockquote_open":
+            inner = "\n".join(re.sub(r"^ {0,3}> ?", "", line) for line in block)
+            block = [f"> {line}".rstrip() for line in for_python_markdown(inner).split("\n")]
+        elif is_list:
+            block = [line for item in _items(block) for line in _item(item)]
+        elif token.type == "paragraph_open":  # a line that begins with "24." is no list
+            block = block[:1] + [re.sub(r"^( *\d+)([.)] )", r"\1\\\2", line) for line in block[1:]]
+        result += block
+        done = end
+        if token.type == "fence" and inside_item:
+            result.append("")
+    return "\n".join(result + lines[done:])
+
+
+def _items(block: list[str]) -> list[list[str]]:
+    """The lines of a list, by item."""
+    tokens = MARKDOWN.parse("\n".join(block))
+    starts = [t.map[0] for t in tokens if t.type == "list_item_open" and t.level == 1]
+    return [block[a:b] for a, b in zip(starts, [*starts[1:], len(block)], strict=True)]
+
+
+def _item(lines: list[str]) -> list[str]:
+    """A list item, with what belongs to it four spaces in."""
+    head = ITEM.match(lines[0])
+    width = len(head[0])
+    rest = [line[width:] if not line[:width].strip() else line.lstrip() for line in lines[1:]]
+    inner = for_python_markdown("\n".join([lines[0][width:], *rest]), inside_item=True)
+    first, *rest = inner.rstrip("\n").split("\n")
+    if "" in rest or not lines[-1].strip():
+        rest.append("")  # the next item must not look like part of the last paragraph
+    return [f"{head[1].replace(')', '.')} {first}", *(f"    {line}".rstrip() for line in rest)]
 
 
 def rewrite_links(text: str, rewrite: Callable[[str], str]) -> str:

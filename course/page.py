@@ -14,6 +14,7 @@ from course.lesson import Cell, Exercise, Lesson, Quiz
 from course.markdown import (
     block_html,
     fence,
+    for_python_markdown,
     inline_html,
     link_target,
     math_to_mathml,
@@ -92,7 +93,8 @@ class _Page:
     # --- text -------------------------------------------------------------------------------
 
     def _text(self, cell: Cell) -> str:
-        text = outside_code(cell.source, lambda p: p.replace("<details>", "<details markdown>"))
+        text = for_python_markdown(cell.source)
+        text = outside_code(text, lambda p: p.replace("<details>", "<details markdown>"))
         return rewrite_links(math_to_mathml(text), self._link)
 
     def _link(self, target: str) -> str:
