@@ -173,6 +173,9 @@ class Run:
                 what = "the 'raises' cell does not raise what it says"
             message = f"{what}: {_short(text)}"
             raise CourseError(self.lesson.problem(step.cell, message, _error_line(error) - 1))
+        if "setup" in step.cell.tags and outputs:
+            message = f"a 'setup' cell shows nothing, but this one shows {_shown(outputs[0])}"
+            raise CourseError(self.lesson.problem(step.cell, message))
         if "hardware" in step.cell.tags and not outputs:
             message = "a 'hardware' cell prints its result, or 'skipped: …' and why"
             raise CourseError(self.lesson.problem(step.cell, message))
@@ -271,6 +274,11 @@ def _plain(output: Any) -> dict[str, Any]:
     if data["output_type"] == "stream":
         data["text"] = ANSI.sub("", data["text"])
     return data
+
+
+def _shown(output: Any) -> str:
+    """The text of an output, short."""
+    return repr(_short(output.get("text") or output.get("data", {}).get("text/plain", "")))
 
 
 def _error_line(error: Any) -> int:

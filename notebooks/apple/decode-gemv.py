@@ -70,8 +70,8 @@ from course.kit import (
     show,
 )
 
-plot_style()
 torch.manual_seed(0)
+plot_style()
 
 # %% [markdown]
 # A language model writes one token at a time. Each such **decode step** sends an input of shape
