@@ -80,7 +80,7 @@ plot_style()
 # activation. The multiplication does nearly all the arithmetic. The other two steps do little
 # arithmetic, but each reads the whole result from memory and writes it back.
 #
-# An **epilogue** is work that a matrix-multiply kernel does on its result before it stores it. The
+# An [**epilogue**](../../docs/glossary.md#epilogue) is work that a matrix-multiply kernel does on its result before it stores it. The
 # result is still in registers then, so the extra step moves no bytes.
 #
 # PyTorch 2.14 teaches **NVGEMM** to do this. NVGEMM is one of the places from which `torch.compile`
@@ -117,7 +117,7 @@ print("Triton", triton.__version__)
 # ## The problem: one result, three trips
 #
 # Here is the layer as two kernels, as `torch.compile` ran it with a GEMM that takes no epilogue.
-# The first is a matrix multiply. Each **program** of it computes one **tile** of `c`: `BM` rows by
+# The first is a matrix multiply. Each **program** of it computes one [**tile**](../../docs/glossary.md#tile) of `c`: `BM` rows by
 # `BN` columns. It walks along K in steps of `BK` and collects the products in an **accumulator**,
 # a float32 tile that lives in registers.
 #

@@ -92,7 +92,11 @@ RUNNING = {
         "    {}[1]",
         "KeyError",
     ),
-    "setup shows": (GOOD.replace("import math", "import math\n\nmath.pi"), "import math", "shows nothing"),
+    "setup shows": (
+        GOOD.replace("import math", "import math\n\nmath.pi"),
+        "import math",
+        "shows nothing",
+    ),
     "endless": (CELL + "while True:\n    pass\n", 27, "endless loop"),
     "killed": (CELL + "import os\nos.kill(os.getpid(), 9)\n", 27, "kernel died"),
     "exits": (CELL + "import os\nos._exit(3)\n", 27, "kernel died"),
