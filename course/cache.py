@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from course.kit_source import used_kit_source
 from course.lesson import Lesson
 
-FORMAT = 1  # raise when what a run records changes its meaning
+FORMAT = 2  # raise when what a run records changes its meaning, or a rule for runs is added
 
 
 class Record(BaseModel):

@@ -83,7 +83,9 @@ from course.kit import (
 
 plot_style()
 # What the compiler writes stays in this folder.
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path("inductor-cache").resolve()))
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get(
+    "TORCHINDUCTOR_CACHE_DIR", str(Path("inductor-cache").resolve())
+)
 
 
 # %% [markdown]

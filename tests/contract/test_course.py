@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -15,6 +17,7 @@ from conftest import ROOT
 from course.cache import Cache
 from course.check import stale_notebooks, typed_numbers
 from course.learner import learner_notebook
+from course.watch import SCRATCH
 
 LESSONS = sorted(
     path.relative_to(ROOT / "notebooks").with_suffix("").as_posix()
@@ -55,6 +58,13 @@ def test_page_is_light(lesson_id):
     page = (ROOT / "site/lessons" / lesson_id / "index.html").read_bytes()
     assert len(page) <= 150 * 1024
     assert len(gzip.compress(page)) <= 30 * 1024
+
+
+@pytest.mark.parametrize("lesson_id", LESSONS)
+def test_page_names_no_folder_of_the_machine(lesson_id):
+    page = (ROOT / "site/lessons" / lesson_id / "index.html").read_text(encoding="utf-8")
+    for folder in (ROOT, Path.home(), Path(tempfile.gettempdir(), SCRATCH), sys.prefix):
+        assert str(folder) not in page
 
 
 def test_links_and_anchors_of_pages_resolve():
