@@ -71,7 +71,10 @@ def run_cells(python: Path, sources: list[str], folder: Path, **variables: str) 
     manager.kernel_spec.argv = [str(python), *KERNEL]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
     client = NotebookClient(notebook, km=manager, allow_errors=True, timeout=600)
-    client.execute(env=clean_environment(**variables), cwd=str(folder))
+    try:
+        client.execute(env=clean_environment(**variables), cwd=str(folder))
+    finally:
+        manager.shutdown_kernel(now=True)
     return [cell.outputs for cell in notebook.cells]
 
 
