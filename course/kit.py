@@ -138,6 +138,12 @@ def source_of(thing: Callable[..., Any] | type) -> str:
     raise ValueError(f"no source found for {thing.__name__}: define it in a cell or a file")
 
 
+def looked_up(code: types.CodeType) -> set[str]:
+    """Globals and attributes that `code`, and what is defined in it, names; no local variables."""
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return set(code.co_names).union(*map(looked_up, inner))
+
+
 def program_of(function: Callable[..., Any]) -> str:
     """`function` as a program of its own: its source after all that it names.
 
@@ -153,12 +159,18 @@ def program_of(function: Callable[..., Any]) -> str:
         if isinstance(thing, types.ModuleType):
             parts[name] = f"import {thing.__name__} as {name}\n"
         elif not callable(thing):
+            try:
+                ast.parse(repr(thing))
+            except SyntaxError:
+                message = f"a rank cannot get {name} = {thing!r}: make it inside, or pass it as"
+                raise ValueError(f"{message} an argument") from None
             parts[name] = f"{name} = {thing!r}\n"
         elif thing.__module__ != names_of["__name__"] or not hasattr(thing, "__name__"):
             parts[name] = f"from {thing.__module__} import {thing.__name__} as {name}\n"
         else:
             source = inspect.cleandoc("\n" + source_of(thing)) + "\n\n"
-            used = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}
+            names = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}
+            used = names & looked_up(compile(source, name, "exec"))
             for other in sorted(used & names_of.keys() - {name}):
                 if not other.startswith("__"):
                     follow(names_of[other], other, names_of)
