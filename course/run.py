@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -73,6 +73,24 @@ class _Client(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
+@contextlib.asynccontextmanager
+async def _kernel(
+    client: _Client, environment: dict[str, str], folder: Path
+) -> AsyncIterator[None]:
+    """A running kernel, which is ended and waited for.
+
+    nbclient's own way would take SIGINT and SIGTERM for itself, and a build could not be stopped.
+    """
+    await client.async_start_new_kernel(env=environment, cwd=str(folder))
+    try:
+        await client.async_start_new_kernel_client()
+        yield
+    finally:
+        if client.kc:
+            client.kc.stop_channels()
+        await client.km.shutdown_kernel(now=True)
+
+
 class Run:
     """One run of one lesson: a scratch folder, a kernel, a watch, and what went wrong."""
 
@@ -113,10 +131,7 @@ class Run:
         before = shared_memory_files()
         began = time.monotonic()
         try:
-            async with client.async_setup_kernel(
-                env=self.environment(),
-                cwd=str(self.scratch / "work"),
-            ):
+            async with _kernel(client, self.environment(), self.scratch / "work"):
                 self.watch = Watch(self.mark, manager.provisioner.pid)
                 client.on_flood = lambda: self.stop(
                     f"printed more than {OUTPUT_LIMIT >> 20} MB: print less"
@@ -192,13 +207,13 @@ class Run:
         """End the run when it takes too long or too much memory."""
         limit = self.lesson.meta.budget_seconds * SLACK
         while True:
-            used = await asyncio.to_thread(self.watch.sample)
+            await asyncio.to_thread(self.watch.sample)
             if time.monotonic() - began > limit:
                 self.stop(
                     f"still running after {limit} s, {SLACK} times its budget: is there an "
                     "endless loop? Shrink the cell, or raise budget_seconds with a reason"
                 )
-            elif used > MEMORY_LIMIT:
+            elif self.watch.peak_bytes > MEMORY_LIMIT:
                 self.stop(f"used more than {MEMORY_LIMIT >> 30} GB of memory: shrink the cell")
             await asyncio.sleep(0.2)
 

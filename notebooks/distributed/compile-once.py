@@ -43,6 +43,7 @@ from collections.abc import Callable
 import matplotlib.pyplot as plt
 import torch
 import torch._dynamo.utils
+import torch._inductor.config
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -323,7 +324,11 @@ def compile_in_turn() -> None:
         store.set("rank 0 compiled", "yes")
         return compiled
 
-    with torch.compiler.config.patch(compile_on_one_rank=True):
+    inductor = {"cpp_cache_precompile_headers": False}  # one small kernel does not repay them
+    with (
+        torch.compiler.config.patch(compile_on_one_rank=True),
+        torch._inductor.config.patch(inductor),
+    ):
         _, (code,) = run_and_get_code(torch.compile(model, backend=in_turn, fullgraph=True), ids)
     counts = torch._dynamo.utils.counters["inductor"]
     report(
@@ -333,7 +338,7 @@ def compile_in_turn() -> None:
 
 
 with tempfile.TemporaryDirectory() as folder:
-    places = {"TORCHINDUCTOR_CACHE_DIR": folder, "TMPDIR": folder}
+    places = {"TORCHINDUCTOR_CACHE_DIR": folder, "TMPDIR": folder}  # nobody has compiled here yet
     compiled = run_ranks(compile_in_turn, 2, timeout=150, env=places, quiet=True).events("compiled")
 
 # %% tags=["claim"] claim="text-compile-on-one-rank"

@@ -150,6 +150,27 @@ def test_a_build_killed_at_any_moment_leaves_a_state_that_builds(project):
         assert not list(left), seed
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_build_that_is_asked_to_stop_stops(number, project):
+    sleeps = OTHER.replace("print('other')", "import time\ntime.sleep(30)")
+    root = project({"unit/x": GOOD, "unit/y": sleeps})
+    build = subprocess.Popen(
+        [sys.executable, "-m", "course.cli", "site"],
+        cwd=root,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    while not runs_of(root):
+        time.sleep(0.05)
+    time.sleep(1)
+    build.send_signal(number)
+    assert build.wait(10) != 0
+    assert not runs_of(root)
+    assert not list(Path(tempfile.gettempdir()).glob(f"{SCRATCH}{build.pid}-*"))
+    assert not (root / "site").exists()
+
+
 def test_soak_reports_each_lesson_and_fails_where_one_fails(project):
     failing = OTHER.replace("print('other')", "import time\nassert time.time() < 0")
     root = project({"unit/x": GOOD, "unit/y": failing})
