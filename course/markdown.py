@@ -26,7 +26,8 @@ def math_to_mathml(text: str) -> str:
 
     def one(match: re.Match[str]) -> str:
         block = match[1] is not None
-        return convert((match[1] or match[2]).strip(), display="block" if block else "inline")
+        text = convert((match[1] or match[2]).strip(), display="block" if block else "inline")
+        return re.sub(r"<(\w+)([^<>]*?) ?/>", r"<\1\2></\1>", text)  # as HTML wants it
 
     return outside_code(text, lambda part: MATH.sub(one, part))
 

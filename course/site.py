@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import minify_html
+
 from course.errors import CourseError, Problem
 from course.watch import MARK, new_mark
 
 # Names, punctuation and spaces, as Pygments marks them: shown like unmarked text.
 PLAIN_TOKEN = re.compile(r'<span class="(?:n|nn|p|w|bp|nb|o|fm|vm)">([^<]*)</span>')
+WHOLE = {"keep_closing_tags": True, "keep_html_and_head_opening_tags": True}
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 DAY = 24 * 60 * 60
 
@@ -43,8 +46,8 @@ def build_site(root: Path, target: Path) -> None:
 
 
 def _lighter(html: str) -> str:
-    """A page without the marks of code tokens that have the plain colour: a third of its weight."""
-    return PLAIN_TOKEN.sub(r"\1", html)
+    """A page without needless space and marks of code tokens that have the plain colour."""
+    return minify_html.minify(PLAIN_TOKEN.sub(r"\1", html), **WHOLE)
 
 
 def serve(root: Path, address: str, changed: Callable[[list[Path]], None]) -> None:

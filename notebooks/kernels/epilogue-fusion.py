@@ -21,12 +21,21 @@
 #       - Larger tiles save bytes of the inputs. Fusion saves bytes of the output. They are separate.
 #       - Fusing matters most where K is small. Where K is large, the inputs dominate.
 #       - A tile sees a part of each row. A step that needs the whole row is no epilogue.
-#       - NVGEMM is off by default and needs an NVIDIA GPU. A misspelled backend is not reported.
+#       - NVGEMM is off by default. It takes some elementwise steps, and reductions after scaled_mm only.
 #     sources:
-#       - title: PyTorch 2.14 release blog, NVGEMM
+#       - title: PyTorch 2.14 release blog, NVGEMM, a CuTeDSL GEMM Backend for Inductor
 #         url: https://pytorch.org/blog/pytorch-2-14-release-blog/
-#       - title: "PR #186183, epilogue fusion for NVGEMM"
+#       - title: "PR #186183, listed by the release for NVGEMM"
 #         url: https://github.com/pytorch/pytorch/pull/186183
+#       - title: "PR #190808, pointwise epilogues after scaled GEMM"
+#         url: https://github.com/pytorch/pytorch/pull/190808
+#         date: 2026-07-22
+#       - title: "PR #190810, grouped reductions as epilogues"
+#         url: https://github.com/pytorch/pytorch/pull/190810
+#         date: 2026-07-22
+#       - title: "PR #191593, grouped reductions for dense and block-scaled kernels"
+#         url: https://github.com/pytorch/pytorch/pull/191593
+#         date: 2026-07-30
 #       - title: "PR #189807, ten profiled configurations by default"
 #         url: https://github.com/pytorch/pytorch/pull/189807
 #       - title: "Triton issue #11584, bfloat16 dot in the interpreter"
@@ -34,16 +43,15 @@
 #       - title: PTX instruction set, wgmma and tcgen05
 #         url: https://docs.nvidia.com/cuda/parallel-thread-execution/
 #     moved_in_215: >-
-#       Not compared: nothing here was run on 2.15. The kernels of this lesson use Triton alone,
-#       so they do not depend on the release. The settings and private names in the part on NVGEMM
-#       do, and its cells assert them, so they tell you when one moved.
+#       Not compared: nothing here was run on 2.15. PR #191593 (30 July 2026) speaks of grouped
+#       reductions after plain matrix multiplies too. 2.14.1 does not contain that step.
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
 #   kernelspec: {display_name: Python 3, language: python, name: python3}
 # ---
 
 # %% tags=["setup"]
-import dataclasses
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -52,11 +60,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from course.kit import (
     BLUE,
@@ -659,29 +669,196 @@ for backends in ("NVGEMM", "NVGEM"):
 # > [!TIP]
 # > With `ATEN,NVGEM` there would be no error at all: ATen wins, and you believe that you measured
 # > NVGEMM. Spell the name right, and look at the autotuning log.
-#
-# Which epilogues does it take? The rules are in the scheduler, in private code. It has one test for
-# elementwise work, and one for reductions. What it calls a reduction has these fields:
-
-# %% tags=["claim"] claim="text-nvgemm-epilogue"
-from torch._inductor.codegen.nv_universal_gemm import nv_universal_gemm_scheduling as rules
-from torch._inductor.kernel.gemm_epilogue import GemmReductionConfig
-
-scheduling = rules.NVUniversalGemmScheduling
-for test in (scheduling._can_fuse_epilogue_impl, scheduling.can_fuse_reduction_epilogue):
-    print(test.__name__)
-fields = [field.name for field in dataclasses.fields(GemmReductionConfig)]
-print("a reduction:", ", ".join(fields))
-assert {"group", "axis"} <= set(fields)
-assert "supports_epilogue_fusion" in inspect.getsource(scheduling._can_fuse_epilogue_impl)
 
 # %% [markdown]
-# `group` is a number of neighbouring elements of the result, along rows or columns (`axis`). So a
-# "reduction epilogue" of the release text is the grouped kind that you met above, and for the same
-# reason. One use is the scale of a block of low-precision numbers.
+# ### Watch NVGEMM write an epilogue
 #
-# The word `supports_epilogue_fusion` in the test is a property of each kernel: a kernel of NVIDIA's
-# library either takes an epilogue or does not. Which of them do depends on the GPU.
+# The decision what to fuse is plain Python, and so is the code it writes. Before Inductor fuses
+# anything, it calls a hook with its list of steps, `config._pre_fusion_custom_pass`. There you can
+# ask NVGEMM's own writer, `CutlassEVTCodegen`, for the epilogue of your function. All names with an
+# underscore, and these modules, are private: good for looking, not for building on.
+
+
+# %%
+from torch._inductor.codegen.cutlass.python_evt import CutlassEVTCodegen
+from torch._inductor.codegen.nv_universal_gemm.nv_universal_gemm_scheduling import (
+    NVUniversalGemmScheduling,
+)
+from torch._inductor.exc import InductorError
+from torch._inductor.virtualized import V
+
+
+def ask_inductor(function: Callable, question: Callable, M: int = 64, N: int = 48) -> object:
+    """question(multiply, steps after it), asked while Inductor compiles function(a, b, other)."""
+    answers: list[object] = []
+
+    def hook(nodes: list) -> list:
+        at = next(i for i, node in enumerate(nodes) if "Extern" in type(node.node).__name__)
+        answers.append(question(nodes[at], nodes[at + 1 :]))
+        raise InterruptedError("seen enough: no code is needed")
+
+    torch._dynamo.reset()
+    a, b, other = torch.randn(M, 32), torch.randn(32, N), torch.randn(M, N)
+    inputs = [tensor.half() for tensor in (a, b, other)]
+    with inductor_config.patch(_pre_fusion_custom_pass=hook), contextlib.suppress(InductorError):
+        torch.compile(function, fullgraph=True, dynamic=False)(*inputs)
+    return answers[0]
+
+
+# %% [markdown]
+# The question: what would the writer make of these steps? It raises where it cannot. The two kinds
+# of error below are those that NVGEMM's scheduler catches, to leave the step unfused.
+
+
+# %%
+def write_epilogue(multiply, steps: list, keep_product: bool = False) -> str:
+    """The epilogue that NVGEMM would hand to CUTLASS, or why it will not."""
+    name = multiply.node.get_name()
+    gone = V.graph.removed_buffers | (set() if keep_product else {name})
+    try:
+        return CutlassEVTCodegen.ir_to_evt_python_code(name, steps, gone, "epilogue")[-1]
+    except (NotImplementedError, AssertionError) as refusal:
+        return f"refused: {type(refusal).__name__} {refusal}"
+
+
+# %%
+def relu_plus(a: torch.Tensor, b: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.relu(torch.mm(a, b)) + other
+
+
+def gelu_after(a: torch.Tensor, b: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return F.gelu(torch.mm(a, b))
+
+
+print(ask_inductor(relu_plus, write_epilogue))
+print(ask_inductor(gelu_after, write_epilogue))
+steps_after = ask_inductor(relu_plus, lambda multiply, steps: len(steps))
+assert steps_after == 1, "Inductor has already merged ReLU and addition into one step"
+
+# %% [markdown]
+# `accum` is the tile in registers, the `acc` of your kernel. `other` became a further argument,
+# under Inductor's name for the third input: a tensor that the epilogue loads, like your bias. `D` is
+# what is stored. (The `return` at the margin is as the writer makes it.)
+#
+# Note the second. Inductor splits GELU into a dozen small steps with `erf`. The writer recognises
+# the pattern and folds it back into one call.
+#
+# In training the backward pass often needs the plain product, too. Then it cannot vanish. Ask for an
+# epilogue that keeps it.
+
+# %%
+both = ask_inductor(gelu_after, lambda multiply, steps: write_epilogue(multiply, steps, True))
+print(both)
+assert "tmp_0, D" in both.splitlines()[-1]
+
+# %% [markdown]
+# Two results, two stores: `tmp_0` is the product, `D` the output. Such a kernel saves the read of `C`
+# but not the write, so half of what you counted above.
+#
+# Which functions does the writer know? Try some.
+
+
+# %%
+def mish_like(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tanh(torch.exp(x))
+
+
+EPILOGUES = {
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "x tanh(exp x)": mish_like,
+    "leaky_relu": F.leaky_relu,
+    "clamp(0, 6)": lambda x: x.clamp(0, 6),
+    "cos": torch.cos,
+    "sum of a row": lambda x: x.sum(-1),
+}
+refusals = {}
+for name, epilogue in EPILOGUES.items():
+    text = ask_inductor(lambda a, b, other, f=epilogue: f(torch.mm(a, b)), write_epilogue)
+    refusals[name] = text.removeprefix("refused: ") if text.startswith("refused") else ""
+    print(f"{name:14} {'refused, ' + refusals[name] if refusals[name] else 'written'}")
+
+# %% tags=["claim"] claim="epilogue-fusion-pointwise"
+taken = {name for name, refusal in refusals.items() if not refusal}
+assert taken == {"relu", "sigmoid", "gelu", "gelu, tanh", "silu", "x tanh(exp x)"}
+assert refusals["clamp(0, 6)"] == "NotImplementedError maximum"
+assert refusals["leaky_relu"] == "NotImplementedError gt"
+assert "Reduction" in refusals["sum of a row"]
+decision = inspect.getsource(NVUniversalGemmScheduling._can_fuse_epilogue_impl)
+assert "CutlassEVTCodegen.ir_to_evt_python_code(" in decision
+
+# %% [markdown]
+# A refusal is no error for you: the step then runs as a kernel of its own. But it shows that
+# *pointwise* does not mean *every* pointwise function. A `clamp`, a `leaky_relu`, a comparison: not
+# in 2.14.1. The last assert makes sure that this writer is the one that NVGEMM's scheduler tries.
+#
+# > [!NOTE]
+# > Inductor compiled for the CPU here, and you asked NVGEMM's writer about its steps. For a GPU the
+# > steps can differ in detail, and the scheduler has further conditions: a matching kernel must
+# > exist, and a loaded tensor must be a whole matrix, one row or one column.
+
+# %% [markdown]
+# ### Reductions as epilogues
+#
+# The release text says *pointwise and reduction epilogues*. The writer refused the sum. Reductions
+# go another way: a method of the scheduler recognises some of them. Ask it.
+
+
+# %%
+def recognise(multiply, steps: list) -> str:
+    plan = NVUniversalGemmScheduling._grouped_reduce_config(multiply.node, steps[0])
+    if plan is None:
+        return "not recognised"
+    return (
+        f"{plan.reduction_type} of {plan.source_type}, groups of {plan.group} on axis {plan.axis}"
+    )
+
+
+REDUCTIONS = {
+    "max of 16 columns": lambda x: x.view(64, 3, 16).amax(-1),
+    "sum of 16 squares": lambda x: x.square().view(64, 3, 16).sum(-1),
+    "max of 16 rows": lambda x: x.view(4, 16, 48).amax(1),
+    "max of 32 rows": lambda x: x.view(2, 32, 48).amax(1),
+    "max of 16 absolute": lambda x: x.abs().view(64, 3, 16).amax(-1),
+    "sum of a row": lambda x: x.sum(-1),
+}
+recognised = {}
+for name, reduction in REDUCTIONS.items():
+    recognised[name] = ask_inductor(lambda a, b, other, f=reduction: f(torch.mm(a, b)), recognise)
+    print(f"{name:20} {recognised[name]}")
+
+# %% [markdown]
+# Groups along a row, or of few rows: these fit into a tile. Now the condition that the release
+# text does not mention. It stands in the method that has the last word.
+
+# %% tags=["claim"] claim="text-nvgemm-epilogue,epilogue-fusion-grouped"
+assert recognised["max of 16 columns"] == "max of identity, groups of 16 on axis 1"
+assert recognised["sum of 16 squares"] == "sum of square, groups of 16 on axis 1"
+assert recognised["max of 16 rows"] == "max of identity, groups of 16 on axis 0"
+for name in ("max of 32 rows", "max of 16 absolute", "sum of a row"):
+    assert recognised[name] == "not recognised"
+
+lines = decision.splitlines()
+start = next(i for i, line in enumerate(lines) if "scaled_epilogue = " in line)
+end = next(i for i, line in enumerate(lines) if "local_reduce is not None:" in line) + 3
+print(inspect.cleandoc("\n" + "\n".join(lines[start:end])))
+assert "if not scaled_epilogue:" in lines[end - 2] and "return False" in lines[end - 1]
+
+# %% [markdown]
+# `local_reduce` is the recognised reduction. It is refused unless every candidate multiplies
+# **scaled** matrices. So in 2.14.1 pointwise epilogues fuse after `mm`, `addmm` and `scaled_mm`,
+# reductions after `scaled_mm` only. (`scaled_mm` multiplies 8-bit or 4-bit numbers that come with
+# scales. The maximum of a group is what you need to quantize its result again.)
+
+# %% [markdown] tags=["instructor"]
+# Ask: "You read in a release text that reductions are fused. Your `(a @ b).amax(-1)` in bfloat16 is
+# not. Bug?" Let them find the three lines. The point is not NVGEMM but the habit: ask the wheel.
+#
+# Common wrong answer: "the writer refused the sum, so there are no reductions." There are two ways
+# in, and only one was tried.
 
 # %% [markdown]
 # ## On the real hardware

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
@@ -65,6 +66,32 @@ def test_page_names_no_folder_of_the_machine(lesson_id):
     page = (ROOT / "site/lessons" / lesson_id / "index.html").read_text(encoding="utf-8")
     for folder in (ROOT, Path.home(), Path(tempfile.gettempdir(), SCRATCH), sys.prefix):
         assert f"{folder}/" not in page
+
+
+class _Nesting(HTMLParser):
+    """Remembers elements that are open, and end tags that close something else."""
+
+    VOID = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[tuple] = []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID and (not self.open or self.open.pop() != tag):
+            self.wrong.append((tag, self.getpos()))
+
+
+def test_elements_of_pages_are_closed():
+    for page in (ROOT / "site").rglob("*.html"):
+        nesting = _Nesting()
+        nesting.feed(page.read_text(encoding="utf-8"))
+        assert not nesting.wrong and not nesting.open, (page, nesting.wrong, nesting.open)
 
 
 def test_links_and_anchors_of_pages_resolve():
