@@ -286,9 +286,9 @@ fig, axes = plt.subplots(1, 2, figsize=(7.0, 2.9), sharey=True)
 for ax, (name, load), colour, hatch in zip(
     axes, loads.items(), (PALE_ORANGE, PALE_BLUE), ("//", ""), strict=True
 ):
-    ax.bar(range(16), load, color=colour, hatch=hatch, edgecolor=INK)
-    ax.axhline(load.float().mean(), color=GREY, ls="--")
-    ax.text(15.6, load.float().mean() + 6, "mean", color=GREY, ha="right", fontsize=9)
+    ax.bar(range(16), load.tolist(), color=colour, hatch=hatch, edgecolor=INK)
+    ax.axhline(load.sum().item() / 16, color=GREY, ls="--")
+    ax.text(15.6, load.sum().item() / 16 + 6, "mean", color=GREY, ha="right", fontsize=9)
     ax.set(title=name, xlabel="expert", xticks=range(0, 16, 5))
 axes[0].set_ylabel("rows of work")
 show(
