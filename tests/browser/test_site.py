@@ -50,6 +50,7 @@ def test_page(page_path, scheme, browser, address):
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.goto(address + page_path, wait_until="networkidle")
+    page.wait_for_selector(".md-search[aria-label]", state="attached")  # our script has run
     assert hosts == {address.split("/")[2]}, "a request left the site"
     assert messages == []
     width = page.evaluate("document.documentElement.scrollWidth")
