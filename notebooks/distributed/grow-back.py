@@ -74,7 +74,7 @@ plot_style()
 
 
 # %% [markdown]
-# [Rebuild in place](rebuild-in-place.md) ends with a smaller group. This lesson is about the way
+# [Rebuild in place](rebuild-in-place.py) ends with a smaller group. This lesson is about the way
 # back: a new machine arrives, and the job takes it in while it trains. You build a class of about
 # sixty lines that does both, and a hand-over that loses nothing.
 #
@@ -651,14 +651,14 @@ assert [sum(parts, []) for parts in cuts.values()] == [list(map(float, range(10)
 #
 # ### Several machines
 #
-# [elastic.py](../../downloads/distributed/elastic.py) is this lesson's loop as one file. It takes all
+# [elastic.py](../../docs/downloads/distributed/elastic.py) is this lesson's loop as one file. It takes all
 # it knows about the job from the environment, so any launcher will do:
 #
 # | launcher | file | what replaces a lost process |
 # |---|---|---|
-# | torchrun | [torchrun.sh](../../downloads/distributed/torchrun.sh) | the loop in the script, on each machine |
-# | Slurm | [job.slurm](../../downloads/distributed/job.slurm) | the loop in each task |
-# | Kubernetes, Kubeflow Trainer | [trainjob.yaml](../../downloads/distributed/trainjob.yaml) | the restart policy of the pod |
+# | torchrun | [torchrun.sh](../../docs/downloads/distributed/torchrun.sh) | the loop in the script, on each machine |
+# | Slurm | [job.slurm](../../docs/downloads/distributed/job.slurm) | the loop in each task |
+# | Kubernetes, Kubeflow Trainer | [trainjob.yaml](../../docs/downloads/distributed/trainjob.yaml) | the restart policy of the pod |
 #
 # Each process is its own torchrun (`--nproc-per-node=1`), since a torchrun ends all of its ranks when
 # one of them dies. The store must outlive all losses: the files start it on the first machine, apart
@@ -743,6 +743,10 @@ def try_hand_over() -> None:
     rates = [schedule.get_last_lr()[0], optimizer.param_groups[0]["lr"], schedule.last_epoch]
     report("state", step=step, state=[sum_of_weights(net), momentum, *rates])
     dist.barrier()
+
+
+# %% [markdown]
+# Three ranks will call it in that program. Now the function that it lacks.
 
 
 # %% tags=["exercise"] exercise="hand-over-all" difficulty=2 minutes=10
