@@ -534,7 +534,10 @@ if NCCL_BUILT and hasattr(dist, "ProcessGroupNCCL2"):
     if torch.__version__.startswith("2.14"):
         assert {name for name in only_old if name[0] != "_"} == LEGACY_ONLY
 else:
-    print("this build has no NCCL classes; on one with NCCL, only the old class has", *LEGACY_ONLY)
+    print(
+        "this build has no NCCL classes; on one with NCCL, only the old class has",
+        *sorted(LEGACY_ONLY),
+    )
 
 # %% [markdown]
 # Code that asks `isinstance(backend, ProcessGroupNCCL)` will quietly take its other branch. Code that
