@@ -71,10 +71,12 @@ class Watch:
         self.peak_bytes = 0
         self.cpu_seconds = 0.0
         self.next_exact = 0.0  # when to ask for exact memory again
+        self.next_doors = 0.0  # when to look for listening sockets again
+        self.exposed: set[str] = set()  # addresses that were open to other machines
         self.own_ports = {port for _, _, port in self._listening()}  # the kernel's debugger
 
     def sample(self) -> None:
-        """Look at memory and CPU time; `peak_bytes` follows within a second or two."""
+        """Look at memory, CPU time and listening sockets; `peak_bytes` follows within seconds."""
         processes = [self.kernel, *self._children()]
         with contextlib.suppress(psutil.Error):
             self.cpu_seconds = sum(self.kernel.cpu_times()[:4])
@@ -84,6 +86,14 @@ class Watch:
             self.peak_bytes = max(self.peak_bytes, sum(map(_exact, processes)))
             # The exact figure costs some milliseconds a process: a twentieth of the time at most.
             self.next_exact = began + max(0.5, 20 * (time.monotonic() - began))
+
+        if time.monotonic() > self.next_doors:
+            began = time.monotonic()
+            self.exposed |= {
+                f"{ip}:{port}" for process in processes for _, ip, port in _doors(process)
+                if not ip.startswith("127.") and ip != "::1"
+            }  # fmt: skip
+            self.next_doors = began + max(0.5, 20 * (time.monotonic() - began))
 
     def _children(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
@@ -102,17 +112,16 @@ class Watch:
         for ip, port in sorted({(ip, port) for _, ip, port in self._listening()}):
             if port not in self.own_ports:
                 found.append(f"port left behind: something still listens on {ip}:{port}")
+        for address in sorted(self.exposed):
+            found.append(
+                f"open to other machines: something listened on {address}; "
+                "bind 127.0.0.1 (a TCPStore: master_listen_fd of a socket on 127.0.0.1)"
+            )
         return found
 
     def _listening(self) -> list[tuple[int, str, int]]:
         """(pid, address, port) of every TCP socket of the run that listens."""
-        found = []
-        for process in self.marked():
-            with contextlib.suppress(psutil.Error):
-                for connection in process.net_connections("tcp"):
-                    if connection.status == psutil.CONN_LISTEN:
-                        found.append((process.pid, *connection.laddr))
-        return found
+        return [door for process in self.marked() for door in _doors(process)]
 
     def marked(self) -> list[psutil.Process]:
         """All living processes of this run, also those that left the kernel's process group."""
@@ -137,6 +146,14 @@ class Watch:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             time.sleep(0.05)
+
+
+def _doors(process: psutil.Process) -> list[tuple[int, str, int]]:
+    """(pid, address, port) of every TCP socket on which a process listens."""
+    with contextlib.suppress(psutil.Error):
+        connections = process.net_connections("tcp")
+        return [(process.pid, *c.laddr) for c in connections if c.status == psutil.CONN_LISTEN]
+    return []
 
 
 def _resident(process: psutil.Process) -> int:

@@ -221,11 +221,13 @@ else:
 STEPS = ["available", "init", "all_reduce", "destroy"]
 fig, ax = plt.subplots(figsize=(7, 2.8))
 for row, steps in enumerate(tried.values()):
+    ended = "died" if "SIG" in steps["end"] else "error"  # at the first step that says nothing
     for column, step in enumerate(STEPS):
-        said = steps.get(step, "died" if "SIG" in steps["end"] else "not reached")
-        good, missing = said in ("ok", "True"), said in ("died", "not reached")
-        word = "yes" if good else said if missing else "error"
-        colour = PALE_GREEN if good else PAPER if said == "not reached" else PALE_RED
+        said = steps.get(step, ended)
+        if step not in steps:
+            ended = "not reached"
+        word = {"ok": "yes", "True": "yes", "died": "died", "not reached": said}.get(said, "error")
+        colour = {"yes": PALE_GREEN, "not reached": PAPER}.get(word, PALE_RED)
         ax.barh(row, 0.94, left=column, height=0.86, color=colour, edgecolor=GREY)
         ax.text(column + 0.47, row, word, ha="center", va="center")
 ax.set_yticks(range(len(tried)), list(tried))

@@ -112,6 +112,12 @@ RUNNING = {
         27,
         "port left behind",
     ),
+    "exposed": (
+        CELL
+        + "import socket, time\nwith socket.create_server(('0.0.0.0', 0)):\n    time.sleep(3)\n",
+        27,
+        "open to other machines",
+    ),
     "temp": (CELL + "import tempfile\ntempfile.mkdtemp()\n", 27, "temp file left behind"),
     "network": (
         CELL + "import socket\ntry:\n    socket.create_connection(('192.0.2.1', 80), 1)\n"
