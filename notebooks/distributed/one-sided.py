@@ -375,8 +375,9 @@ def transfer(folder: str, use_signal: bool) -> None:
     dist.barrier()
     if rank == 0:
         window.put(torch.full((size // 2,), 2.0), 1, 0)
-        dist.barrier()  # here the reader without a signal looks
-        time.sleep(0.2)
+        dist.barrier()  # half is there
+        if not use_signal:
+            dist.barrier()  # let the reader look now, so that you see in every run what it may see
         window.put(torch.full((size // 2,), 2.0), 1, size // 2)
         window.signal(1)
     else:
@@ -384,6 +385,8 @@ def transfer(folder: str, use_signal: bool) -> None:
         if use_signal:
             window.wait_signal(0)
         report("read", versions=window.map_remote_tensor(1).unique().tolist())
+        if not use_signal:
+            dist.barrier()
     dist.barrier()
 
 
