@@ -20,6 +20,7 @@ from course.site import build_site
 from course.site import serve as serve_site
 from course.soak import busy_neighbour
 from course.soak import soak as soak_lessons
+from course.summary import summary_pages
 from course.tables import table_pages
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -92,6 +93,8 @@ def make_pages(catalog: Catalog, ids: list[str] | None) -> dict[str, Executed]:
     files = table_pages(catalog, folder)
     for lesson in lessons:
         files |= render_page(lesson, executed[lesson.id], catalog, folder)
+    if not ids:
+        files |= summary_pages(catalog, executed)
     write_pages(files, folder, whole=not ids)
     return executed
 

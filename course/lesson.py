@@ -21,7 +21,7 @@ TAGS = {
     *("quiz", "instructor", "compare", "hide-input", "hide-output"),
 }
 TEXT_TAGS = {"hint", "quiz", "instructor"}
-VALUES = {"claim", "hardware", "exercise", "difficulty", "minutes", "multi"}
+VALUES = {"claim", "hardware", "exercise", "difficulty", "minutes", "multi", "table"}
 NOT_OURS = {"tags", "title", "lines_to_next_cell"}  # the last: how jupytext keeps blank lines
 LESSON_ID = re.compile(r"^[a-z0-9-]+/[a-z0-9-]+$")
 MARKDOWN = MarkdownIt("commonmark").enable("table")

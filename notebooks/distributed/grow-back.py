@@ -434,7 +434,7 @@ assert position == ends[0]["seen"]
 #
 # The same newcomer, without a loss before it, but now it knocks *before* it loads.
 
-# %%
+# %% table="pause"
 early = run_ranks(
     train_elastic,
     3,
@@ -455,8 +455,9 @@ def pause_at_growth(run, size: int) -> float:
 
 
 pauses = {"early": pause_at_growth(early, 3), "when ready": pause_at_growth(story, 3)}
+print(f"{'knock':14}seconds the others pause")
 for knock, seconds in pauses.items():
-    print(f"knock {knock:11} the others pause for {seconds:.2f} s")
+    print(f"{knock:14}{seconds:.2f}")
 assert pauses["early"] > 0.9 * LOAD_SECONDS, "they waited for the loading"
 assert pauses["when ready"] < pauses["early"] / 2
 

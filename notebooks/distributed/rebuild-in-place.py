@@ -916,7 +916,7 @@ assert not pids[1] & pids[2]
 # %% [markdown]
 # No process survived, healthy or not. Now all ways in one table.
 
-# %% tags=["claim"] claim="rebuild-no-restart"
+# %% tags=["claim"] claim="rebuild-no-restart" table="recovery"
 print(f"{'way':22}{'seconds':>8}{'steps redone':>14}")
 for way, (seconds, redone) in sorted(costs.items(), key=lambda item: item[1]):
     print(f"{way:22}{seconds:8.2f}{redone:14}")

@@ -152,8 +152,9 @@ with expect_error(TimeoutError, match="still ran"):
 # The error comes from `run_ranks`, not from PyTorch. Rank 0 printed its one line and would have
 # gone on waiting. For how long?
 
-# %% tags=["claim"] claim="timeouts-and-hooks-default"
-print("a group that sets no timeout waits for", dist.default_pg_timeout)
+# %% tags=["claim"] claim="timeouts-and-hooks-default" table="default-timeout"
+print("limit set  a group waits for")
+print("none      ", dist.default_pg_timeout)
 assert dist.default_pg_timeout == timedelta(minutes=30)
 
 
