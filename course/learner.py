@@ -10,7 +10,7 @@ import nbformat
 from course.catalog import Catalog
 from course.install_torch import CPU_INDEX
 from course.kit_source import used_kit_source
-from course.lesson import Cell, Exercise, Lesson, Quiz
+from course.lesson import Cell, Exercise, Lesson, Quiz, verdict
 from course.markdown import link_target, outside_code, rewrite_links
 
 ALERT = re.compile(r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\][ \t]*$", re.MULTILINE)
@@ -123,7 +123,7 @@ class _Maker:
             f"- **{c}.** {o.text}" for c, o in zip(letters, quiz.options, strict=False)
         )
         answers = "\n".join(
-            f"- **{letter}.** {'Right' if option.right else 'Wrong'}. {option.feedback}"
+            f"- **{letter}.** {verdict(option)}{option.feedback}"
             for letter, option in zip(letters, quiz.options, strict=False)
         )
         return _text(

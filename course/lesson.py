@@ -100,6 +100,12 @@ class Option:
     feedback: str
 
 
+def verdict(option: Option) -> str:
+    """What to put before the feedback of an option: nothing where it says so itself."""
+    word = "Right. " if option.right else "Not quite. "
+    return "" if option.feedback.lower().startswith(word[:5].lower()) else word
+
+
 @dataclass(frozen=True)
 class Quiz:
     """One question. `multi`: any number of right answers; otherwise exactly one."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from course.cache import Executed, write_whole
 from course.catalog import Catalog
 from course.figure import dark_copy, pixels, tidy
-from course.lesson import Cell, Exercise, Lesson, Quiz
+from course.lesson import Cell, Exercise, Lesson, Quiz, verdict
 from course.markdown import (
     block_html,
     fence,
@@ -297,13 +297,11 @@ class _Page:
             lines.append('<p class="quiz-note">More than one is right.</p>')
         for place, option in enumerate(quiz.options):
             name = f"q{number}-{place + 1}"
-            verdict = ("wrong", "Not quite. "), ("right", "Right. ")
-            css, word = verdict[option.right]
-            word = "" if option.feedback.lower().startswith(word[:5].lower()) else word
+            css = "right" if option.right else "wrong"
             lines += [
                 f'<div class="quiz-option"><input type="{kind}" name="q{number}" id="{name}">'
                 f'<label for="{name}">{inline_html(math_to_mathml(option.text))}</label>',
-                f'<div class="quiz-feedback quiz-feedback--{css}">{word}'
+                f'<div class="quiz-feedback quiz-feedback--{css}">{verdict(option)}'
                 f"{inline_html(math_to_mathml(option.feedback))}</div></div>",
             ]
         self.add(*lines, "</fieldset>")

@@ -430,8 +430,9 @@ def must_be_one_program(build: Callable, world: int) -> int:
     """Lines of the one graph of all ranks; AssertionError where there are several graphs."""
     first = graph_of(build, 0, world, once=True)
     for rank in range(1, world):
-        lines = differences(first, graph_of(build, rank, world, once=True))
-        assert not lines, f"ranks 0 and {rank}: {lines[0].lstrip('- ')}"
+        graph = graph_of(build, rank, world, once=True)
+        lines = differences(first, graph) or ["their inputs differ"]
+        assert graph == first, f"ranks 0 and {rank}: {lines[0].lstrip('- ')}"
     return len(first.splitlines())
 
 

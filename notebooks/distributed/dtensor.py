@@ -386,6 +386,7 @@ def describe(sent: dict[str, int]) -> str:
     return ", ".join(f"{n} {short_name.get(name, name)}" for name, n in sent.items()) or "nothing"
 
 
+# %%
 names = [str(placement) for placement in all_placements]
 fig, ax = plt.subplots(figsize=(7, 2.9))
 table = []
@@ -1337,8 +1338,8 @@ def channel_convolution(image: DTensor, weight: DTensor, bias: DTensor) -> DTens
 
 # %% [markdown] tags=["hint"]
 # What does the convolution of some input channels hold: a slice, a whole, or a share of the result?
-# And if each of four ranks adds the bias to its share, how often is it in the sum? DTensor knows how
-# to add a whole tensor to a Partial one.
+# And if each of four ranks adds the bias to its share, how often is it in the sum? `+` adds a whole
+# tensor to a Partial one; `redistribute` from R to P is refused.
 
 
 # %% tags=["solution"]

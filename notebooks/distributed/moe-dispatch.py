@@ -588,8 +588,10 @@ class LocalTokenSwitch(token_switch.TokenSwitch):
 # %% [markdown]
 # ### Exercise: a router that learns
 #
-# The layer below uses that switch as the lesson did, and its router gets no gradient. Rewrite the layer so that the router learns, and the output stays the same. You may
-# dispatch and combine more than once. You may not change the switch.
+# The layer below uses that switch as the lesson did, and its router gets no gradient. Rewrite the
+# layer so that the router learns, and the output stays the same. You may dispatch and combine more
+# than once. You may not change the switch. The columns of `row_experts` and of `row_weights` are in
+# the order of the choices of each token, as you gave them.
 
 
 # %% tags=["exercise"] exercise="router-learns" difficulty=3 minutes=15
