@@ -10,7 +10,7 @@ ranks the measurements come split by rows, and the group numbers with them.
    both split by rows, all that it sends is one all-reduce, of numbers per group.
 
 Right is: values and gradients are those of the full tensors, for all placements of the values, on
-four played ranks and on four real ones.
+four played ranks and on two real ones.
 """
 
 from collections.abc import Callable
@@ -149,14 +149,14 @@ def make_data() -> list[torch.Tensor]:
     return [torch.randn(32, 8, generator=draw), groups, torch.randn(GROUPS, 8, generator=draw)]
 
 
-def played(function: Callable, rule: Callable) -> dict[str, list]:
-    """The findings of four ranks in this process."""
+def played(function: Callable, rule: Callable, size: int = 4) -> dict[str, list]:
+    """The findings of `size` ranks in this process."""
     define_operator()
     data = make_data()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
-        with LocalTensorMode(4):
-            return findings(function, rule, init_device_mesh("cpu", (4,)), data)
+        with LocalTensorMode(size):
+            return findings(function, rule, init_device_mesh("cpu", (size,)), data)
     finally:
         dist.destroy_process_group()
 
@@ -165,7 +165,7 @@ def on_real_ranks() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     define_operator()
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh("cpu", (2,))
     for function in (group_sums, group_means):
         report(function.__name__, found=findings(function, sums_rule, mesh, make_data()))
     dist.destroy_process_group()
@@ -200,11 +200,11 @@ def test_the_means_take_one_all_reduce():
 
 
 def test_real_ranks_find_the_same():
-    run = run_ranks(on_real_ranks, 4, quiet=True)
+    run = run_ranks(on_real_ranks, 2, quiet=True)
     for function in (group_sums, group_means):
         events = run.events(function.__name__)
-        assert len(events) == 4
-        assert all(event["found"] == played(function, sums_rule) for event in events.values())
+        assert len(events) == 2
+        assert all(event["found"] == played(function, sums_rule, 2) for event in events.values())
 
 
 def test_the_check_catches_a_rule_that_splits_the_groups():
