@@ -50,13 +50,6 @@ def naive_start_first(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (x - total / (x.shape[0] * dist.get_world_size())) @ w
 
 
-def naive_reduce_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Takes the mean of the product: the product must come before the collective then."""
-    product = x @ w
-    total = fc.all_reduce(product.sum(0, keepdim=True), "sum", dist.group.WORLD)
-    return product - total / (x.shape[0] * dist.get_world_size())
-
-
 def naive_own_mean(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """In flight all right, and wrong: each rank divides by its own number of rows."""
     total = fc.all_reduce(x.sum(0, keepdim=True), "sum", dist.group.WORLD)
@@ -145,13 +138,11 @@ def test_real_ranks_compute_what_one_process_does() -> None:
     check_values(centred)
 
 
-@pytest.mark.parametrize("function", [naive_start_first, naive_reduce_product])
-def test_the_check_catches_an_exposed_collective(function: Callable) -> None:
+def test_the_check_catches_an_exposed_collective() -> None:
     with pytest.raises(AssertionError, match="exposed"):
-        check_order(function)
+        check_order(naive_start_first)
 
 
 def test_the_check_catches_a_wrong_mean() -> None:
-    check_order(naive_own_mean)  # the order alone does not tell
     with pytest.raises(AssertionError, match="off by"):
         check_values(naive_own_mean)
