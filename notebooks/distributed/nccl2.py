@@ -882,9 +882,10 @@ if isinstance(group, (dist.ProcessGroupGloo, dist.ProcessGroupNCCL)):
     print(group.uid, dist.ProcessGroupNCCL.get_runtime_nccl_version())
 elif isinstance(group, ProcessGroupNCCL2):
     print("nccl")
+    dist.init_process_group("NCCL")
 """
 lines = [(2, "device_id"), (4, "device_id"), (5, "device_id"), (7, "device_id")]
-expected = [*lines, (10, "isinstance"), (11, "method")]
+expected = [*lines, (10, "isinstance"), (11, "method"), (14, "device_id")]
 assert before_the_switch(SCRIPT) == expected, before_the_switch(SCRIPT)
 assert before_the_switch("print('init_process_group(\"nccl\")')") == []
 print("before-the-switch: correct")

@@ -616,6 +616,7 @@ def exposed(steps: list[tuple[str, str]]) -> list[str]:
 # %% tags=["check"]
 two = [("mm", "x"), ("all_reduce_", "g"), ("all_reduce_", "h"), ("wait_tensor", "g"), ("mm", "g")]
 assert exposed([*two, ("wait_tensor", "h")]) == ["g"]
+assert exposed([("all_gather_into_tensor", "p"), ("wait_tensor", "p")]) == ["p"]
 assert exposed(off) == [off[1][1]] and exposed(on) == []
 print("exposed: correct")
 

@@ -807,7 +807,8 @@ print("thrifty-broadcast: correct")
 #
 # The figure shows that each rank of the mailbox reads $n-1$ tensors to sum one. Bring that down to
 # the ring's $2\,(n-1)/n$, with `exchange`'s means: `put`, `fetch` and keys. No ring is needed. Cut the
-# tensor into $n$ chunks and let every rank be responsible for one. The size is divisible by $n$.
+# tensor into $n$ chunks and let every rank be responsible for one. The size is divisible by $n$, and
+# only `SUM` is asked for.
 
 
 # %% tags=["exercise"] exercise="close-the-gap" difficulty=3 minutes=20
