@@ -1,5 +1,6 @@
 """Build the site from rendered pages, and preview it while lessons are edited."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import minify_html
 
+from course.cache import write_whole
 from course.errors import CourseError, Problem
 from course.watch import MARK, new_mark
 
@@ -21,16 +23,40 @@ QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 DAY = 24 * 60 * 60
 
 
+def _state_of(root: Path, target: Path, epoch: str) -> str:
+    """A hash of all that the site is made from, and of which files `target` has by now."""
+    state = hashlib.sha256(epoch.encode() + Path(__file__).read_bytes())
+    single = [root / name for name in ("mkdocs.yml", "constraints.txt")]
+    trees = [path for name in ("docs", "overrides") for path in (root / name).rglob("*")]
+    for path in sorted(path for path in (*single, *trees) if path.is_file()):
+        state.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
+        state.update(path.read_bytes())
+    for path in sorted(target.rglob("*")):
+        about = path.stat()
+        state.update(f"{path.relative_to(target)} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return state.hexdigest()
+
+
 def build_site(root: Path, target: Path) -> None:
     """Build the whole site with mkdocs, strictly, then put it in place of `target` in one step.
 
+    Does nothing where `target` is what it built last, from the same files, on the same day.
     Raises CourseError with what mkdocs said; `target` is then as it was.
     """
+    # The day, not the second: builds of one day from one cache give the same bytes.
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", str(int(time.time() // DAY * DAY)))
+    built = root / ".cache" / "site.state"
+    if built.exists() and built.read_text("utf-8") == _state_of(root, target, epoch):
+        return
+    built.unlink(missing_ok=True)
+    _build(root, target, epoch)
+    write_whole(built, _state_of(root, target, epoch))
+
+
+def _build(root: Path, target: Path, epoch: str) -> None:
     new = root / ".cache" / f"site-{os.getpid()}"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(new)]
-    # The day, not the second: builds of one day from one cache give the same bytes.
-    epoch = {"SOURCE_DATE_EPOCH": str(int(time.time() // DAY * DAY))}
-    environment = {**epoch, **os.environ, **QUIET, MARK: new_mark()}
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": epoch, **QUIET, MARK: new_mark()}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         shutil.rmtree(new, ignore_errors=True)
@@ -75,6 +101,7 @@ def _saved(root: Path) -> dict[Path, int]:
     sources = [
         *root.glob("notebooks/*/*.py"),
         *root.glob("docs/data/*.yml"),
+        *root.glob("docs/data/pages/**/*.md"),
         root / "course/kit.py",
     ]
     return {path: path.stat().st_mtime_ns for path in sources if path.exists()}

@@ -58,12 +58,31 @@ def test_two_builds_from_one_cache_are_the_same(project):
     root = project(BOTH)
     built(root)
     first = tree(root / "site"), tree(root / "docs/lessons")
+    (root / ".cache/site.state").unlink()  # so that the site is really built again
     assert "none run" in built(root)
     assert (tree(root / "site"), tree(root / "docs/lessons")) == first
     for path in [*(root / "docs/lessons").rglob("*.md")]:
         path.unlink()
     built(root)
     assert (tree(root / "site"), tree(root / "docs/lessons")) == first
+
+
+def test_the_site_is_built_again_where_a_page_or_the_site_changed(project):
+    root = project(BOTH)
+    built(root)
+    page, first = root / "site/lessons/unit/x/index.html", tree(root / "site")
+    made = page.stat().st_mtime_ns
+    built(root)
+    assert page.stat().st_mtime_ns == made, "nothing changed, nothing was built"
+    page.write_text("edited by hand")
+    built(root)
+    assert tree(root / "site") == first
+    (root / "docs/more.css").write_text("a {}")
+    built(root)
+    assert (root / "site/more.css").exists()
+    (root / "docs/more.css").unlink()
+    built(root)
+    assert tree(root / "site") == first
 
 
 def test_only_what_changed_runs_again(project):
