@@ -152,10 +152,8 @@ def _mark(error: yaml.YAMLError) -> int:
 
 def line_of(text: str, word: str) -> int:
     """The first line that holds `word` as a whole word, else 1."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", line):
-            return number
-    return 1
+    found = re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
 def read_catalog(root: Path) -> Catalog:
