@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from course.errors import CourseError, Problem, did_you_mean, read_text
+from course.kit_source import shadowed_kit_names
 from course.lesson import LESSON_ID, Coverage, Lesson, read_lesson
 
 STRENGTH: list[Coverage] = ["runs", "stand-in", "inspect", "hardware"]
@@ -270,6 +271,7 @@ def _cross_check(catalog: Catalog) -> Iterator[Problem]:
         if set(lesson.meta.features.values()) == {"hardware"}:
             message = "a lesson needs something that runs everywhere, not only 'hardware'"
             yield Problem(lesson.shown, line_of(text, "features"), message)
+        yield from shadowed_kit_names(lesson)
         for cell in lesson.cells:
             for claim_id in cell.claims:
                 claim = catalog.claims.get(claim_id)

@@ -1,8 +1,11 @@
 """The parts of course/kit.py that a lesson uses: for its notebook, and for its cache key."""
 
 import ast
+import symtable
+from collections.abc import Iterator
 from pathlib import Path
 
+from course.errors import Problem
 from course.lesson import Lesson
 
 KIT = Path(__file__).parent / "kit.py"
@@ -22,6 +25,20 @@ def imported_kit_names(lesson: Lesson) -> list[str]:
 def used_kit_source(lesson: Lesson) -> str:
     """The kit's source, cut down to what the lesson imports and what that needs in turn."""
     return kit_source(imported_kit_names(lesson), KIT.read_text(encoding="utf-8"))
+
+
+def shadowed_kit_names(lesson: Lesson) -> Iterator[Problem]:
+    """Names that the lesson gives to something else than the part of the kit that it needs.
+
+    On the site the kit is a module of its own; in the notebook it stands in the same namespace.
+    """
+    kit = {name for node in ast.parse(used_kit_source(lesson)).body for name in _defines(node)}
+    for cell in (cell for cell in lesson.cells if cell.kind == "code"):
+        symbols = symtable.symtable(cell.source, lesson.shown, "exec").get_symbols()
+        bound = {s.get_name() for s in symbols if s.is_assigned() and not s.is_imported()}
+        for name in sorted(bound & kit):
+            message = f"'{name}' is a name of course/kit.py, which the notebook needs: rename yours"
+            yield lesson.problem(cell, message)
 
 
 def kit_source(names: list[str], kit: str) -> str:

@@ -237,8 +237,8 @@ def call_site(entry: dict[str, Any]) -> dict[str, Any]:
 entry = dump["entries"][1]
 shown = ["record_id", "process_group", "collective_seq_id", "is_p2p", "profiling_name"]
 shown += ["input_sizes", "input_dtypes", "time_created_ns", "timeout_ms", "state", "retired"]
-for field in shown:
-    print(f"{field:18} {entry[field]!r}")
+for key in shown:
+    print(f"{key:18} {entry[key]!r}")
 print(f"{'called from':18} line {call_site(entry)['line']} in {call_site(entry)['name']}")
 assert entry["input_sizes"] == [[2, 5]] and entry["input_dtypes"] == ["Double"]
 

@@ -303,8 +303,8 @@ def one_sided(folder: str, counts: list[int]) -> None:
 # %%
 COUNTS = [1, 8, 64, 512, 4096]
 with tempfile.TemporaryDirectory(prefix="window-") as folder:
-    looked_up = run_ranks(one_sided, WORLD, folder=folder, counts=COUNTS, quiet=True)
-found = [entry for entry in looked_up.reports[0] if entry["event"] == "rows"]
+    fetched = run_ranks(one_sided, WORLD, folder=folder, counts=COUNTS, quiet=True)
+found = [entry for entry in fetched.reports[0] if entry["event"] == "rows"]
 print(f"rank 0 had all its rows after {found[-1]['seconds']:.2f} s; rank 3 was busy")
 assert all(entry["right"] for entry in found)
 assert found[-1]["seconds"] < BUSY / 2 < asked[0]["seconds"], "nobody waited for rank 3"
