@@ -67,7 +67,10 @@
       const picture = drawn.querySelector("svg");
       picture.setAttribute("role", "img");
       if (!picture.hasAttribute("aria-labelledby")) picture.setAttribute("aria-label", "Diagram");
+      // On a narrow screen a wide diagram keeps letters that can be read, and scrolls in its box.
+      picture.style.minWidth = `${0.75 * parseFloat(picture.style.maxWidth)}px`;
       block.replaceWith(drawn);
+      if (drawn.scrollWidth > drawn.clientWidth) drawn.tabIndex = 0;
     }
   };
 
