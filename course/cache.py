@@ -42,6 +42,7 @@ class Executed(BaseModel):
     outputs: dict[int, list[dict[str, Any]]]
     starter_errors: dict[int, str]  # index of the check -> how the starter failed it
     cell_seconds: dict[int, float]
+    program: str = ""  # the function that `job` names, as a program of its own
     record: Record
 
 
@@ -68,6 +69,7 @@ def cache_key(lesson: Lesson, root: Path) -> str:
         "lock": _hash((root / "constraints.txt").read_bytes()),
         "python": sys.version,
         "torch": torch_version(),
+        "job": lesson.meta.job.function if lesson.meta.job else "",
         "limits": [lesson.meta.budget_seconds, lesson.meta.exclusive],
     }
     return _hash(json.dumps(parts, sort_keys=True).encode())[:32]

@@ -36,6 +36,15 @@ class Source(BaseModel):
     date: datetime.date | None = None
 
 
+class Job(BaseModel):
+    """A function of the lesson that the page also offers as a file for several machines."""
+
+    model_config = ConfigDict(extra="forbid")
+    function: str = Field(pattern=r"^[a-z_]\w*$")
+    ranks: int = Field(2, ge=2, le=8)
+    arguments: dict[str, Any] = {}
+
+
 class Metadata(BaseModel):
     """The `course:` block in the head of a lesson file; see docs/contributing.md."""
 
@@ -50,6 +59,7 @@ class Metadata(BaseModel):
     keypoints: list[str] = Field(min_length=1)
     sources: list[Source] = Field(min_length=1)
     moved_in_215: str = Field(min_length=1)
+    job: Job | None = None
     exclusive: bool = False
     budget_seconds: int = Field(60, ge=1, le=120)
     budget_reason: str = ""
@@ -169,6 +179,7 @@ def read_lesson(path: Path, root: Path) -> Lesson:
     problems += _read_quizzes(lesson)
     problems += _check_text(lesson, root)
     problems += _check_code(lesson)
+    problems += _check_job(lesson, text)
     if problems:
         raise CourseError(sorted(problems, key=lambda problem: problem.line))
     return lesson
@@ -374,3 +385,12 @@ def _check_code(lesson: Lesson) -> Iterator[Problem]:
         if "show" in names and not any(k.arg == "alt" for k in names["show"].keywords):
             message = "figure without alt text: show(fig, alt='what it shows')"
             yield lesson.problem(cell, message, names["show"].lineno - 1)
+
+
+def _check_job(lesson: Lesson, text: str) -> Iterator[Problem]:
+    if lesson.meta.job and (name := lesson.meta.job.function):
+        code = "\n".join(cell.source for cell in lesson.cells if cell.kind == "code")
+        known = re.findall(r"^def (\w+)", code, re.M)
+        if name not in known:
+            message = f"'job' names {name!r}, no function of this lesson{did_you_mean(name, known)}"
+            yield Problem(lesson.shown, _line_of(text, ["job"]), message)

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from course.cache import Executed, write_whole
 from course.catalog import Catalog
 from course.figure import dark_copy, pixels, tidy
+from course.job import LAUNCH, job_file
 from course.lesson import Cell, Exercise, Lesson, Quiz, verdict
 from course.markdown import (
     block_html,
@@ -190,6 +191,8 @@ class _Page:
                 for source in meta.sources
             )
         )
+        if meta.job:
+            self._job()
         record = self.executed.record
         body = f"Lesson: {self.lesson.id}\ntorch {record.torch}, run {record.date}\n\nWhat I saw:\n"
         report = (
@@ -198,6 +201,19 @@ class _Page:
         self.add(
             f"[Edit this lesson]({repository.edit(self.lesson.id)}) · [Report a problem]({report})",
             "{ .lesson-foot }",
+        )
+
+    def _job(self) -> None:
+        """The lesson's job as a file, and the files that start it on several machines."""
+        slug, name = self.lesson.id.split("/")[1], f"{self.lesson.meta.job.function}.py"
+        self.figures[self.folder / self.lesson.id / name] = job_file(
+            self.lesson, self.executed.program
+        )
+        starters = [f"[{file}](../../downloads/distributed/{file})" for file in LAUNCH]
+        self.add("## On several machines")
+        self.add(
+            f"[{name}]({slug}/{name}) is the job of this lesson in one file. "
+            f"{', '.join(starters[:-1])} and {starters[-1]} start it."
         )
 
     # --- code, outputs, exercises, quizzes ---------------------------------------------------

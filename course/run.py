@@ -22,6 +22,7 @@ from nbclient.exceptions import DeadKernelError
 
 from course.cache import Executed, Record, cache_key, torch_version
 from course.errors import CourseError, Problem
+from course.job import asks_for_program
 from course.lesson import Cell, Exercise, Lesson
 from course.watch import (
     MARK,
@@ -105,6 +106,7 @@ class Run:
         self.outputs: dict[int, list[dict[str, Any]]] = {}
         self.starter_errors: dict[int, str] = {}
         self.cell_seconds: dict[int, float] = {}
+        self.program = ""
         self.watch: Watch | None = None
 
     def environment(self) -> dict[str, str]:
@@ -170,6 +172,14 @@ class Run:
             if self.cause:
                 raise DeadKernelError(self.cause)
             self._judge(self.step, cell.outputs, time.monotonic() - began)
+        if self.lesson.meta.job:
+            cell = nbformat.v4.new_code_cell(asks_for_program(self.lesson.meta.job))
+            notebook.cells.append(cell)
+            await client.async_execute_cell(cell, len(notebook.cells) - 1, store_history=False)
+            error = next((o for o in cell.outputs if o.output_type == "error"), None)
+            if error:
+                raise CourseError(self._whole(f"metadata field 'job': {_short(error.evalue)}"))
+            self.program = "".join(output.text for output in cell.outputs)
 
     def _judge(self, step: Step, outputs: list[Any], seconds: float) -> None:
         """Keep the outputs of a step that did what it should; raise CourseError otherwise."""
@@ -253,6 +263,7 @@ class Run:
             outputs=self.outputs,
             starter_errors=self.starter_errors,
             cell_seconds=self.cell_seconds,
+            program=self.program,
             record=record,
         )
 

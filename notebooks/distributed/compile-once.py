@@ -11,6 +11,7 @@
 #       - Switch compile_on_one_rank on, and show that the graphs are now the same.
 #       - Tell what the switch does not reach, and rewrite your own code so that it fits.
 #     prerequisites: []
+#     job: {function: look_up, ranks: 2, arguments: {once: true}}
 #     features:
 #       compile-on-one-rank: runs
 #     keypoints:

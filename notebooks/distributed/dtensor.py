@@ -14,6 +14,7 @@
 #       - Prove values and gradients of a sharded computation against the full tensor.
 #       - Name the sharded convolutions that are right in 2.14.1, and replace the others.
 #     prerequisites: []
+#     job: {function: trial_on_real_ranks, ranks: 4}
 #     features:
 #       dtensor-single-dim-strategies: runs
 #       dtensor-linspace-logspace: runs

@@ -12,6 +12,7 @@
 #       - Make torchfrtrace read the dumps of a Gloo job, and judge its verdict.
 #       - Name the bugs that no recorder sees, and catch them another way.
 #     prerequisites: []
+#     job: {function: watched_loop, ranks: 3, arguments: {steps: 4, folder: "."}}
 #     features:
 #       flight-recorder-any-backend: runs
 #       sec-flight-recorder-eval: runs

@@ -12,6 +12,7 @@
 #       - Implement the TokenSwitch interface on Gloo, so that a GPU backend can take its place.
 #       - Find out why a router behind TokenSwitch may never learn, and mend it.
 #     prerequisites: []
+#     job: {function: compare, ranks: 4}
 #     features:
 #       token-switch: stand-in
 #     keypoints:

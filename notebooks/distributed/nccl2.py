@@ -13,6 +13,7 @@
 #       - Predict which GPU a rank takes, and why a late connection hides a wrong choice.
 #       - Find in your code what stops working when "nccl" means nccl2.
 #     prerequisites: []
+#     job: {function: two_groups, ranks: 2}
 #     features:
 #       nccl2-backend: inspect
 #       nccl-legacy-env: runs

@@ -12,6 +12,7 @@
 #       - Let many ranks write into one buffer without overwriting each other.
 #       - Run the checks of symmetric memory's own get, and read its errors.
 #     prerequisites: []
+#     job: {function: two_sided, ranks: 4, arguments: {count: 8}}
 #     features:
 #       rma-windows: stand-in
 #       symm-mem-get: stand-in

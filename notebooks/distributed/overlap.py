@@ -13,6 +13,7 @@
 #       - Measure the gain with a fair baseline and a late peer.
 #       - Rewrite a function so that there is work to do while the network works.
 #     prerequisites: [distributed/compile-once]
+#     job: {function: clock, ranks: 2, arguments: {late: 0.2, takes: 0.1}}
 #     features:
 #       inductor-simple-overlap-default: runs
 #       pipeline-presplit-inputs: runs

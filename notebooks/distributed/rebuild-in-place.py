@@ -15,6 +15,7 @@
 #       - Choose between rebuilding in place, a new group and a restart, from numbers you measured.
 #       - Admit a replacement into a running group.
 #     prerequisites: []
+#     job: {function: train_through_faults, ranks: 3, arguments: {steps: 1000, wait_seconds: 30.0}}
 #     features:
 #       c10d-fault-tolerance: runs
 #       imp-gloo-fault-tolerance: runs

@@ -14,6 +14,7 @@
 #       - Exchange objects with weights_only=True, and allow exactly the classes you need.
 #       - Replace the names that warn or are gone.
 #     prerequisites: []
+#     job: {function: logged_training, ranks: 2}
 #     features:
 #       dist-api-improvements: runs
 #       sec-object-collectives: runs

@@ -12,6 +12,7 @@
 #       - Wrap Gloo in a backend of your own that records every call and its bytes.
 #       - Explain why a batch of sends and receives may deadlock, and order it so that it cannot.
 #     prerequisites: []
+#     job: {function: count_a_step, ranks: 2}
 #     features:
 #       pluggable-dist-backends: runs
 #       imp-custom-backends: runs

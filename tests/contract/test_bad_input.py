@@ -36,6 +36,10 @@ STATIC = {
         HEAD + SETUP + "from course.kit import run_ranks\n\n# %%\nlooked_up = 1\n",
         "'looked_up' is a name of course/kit.py",
     ),
+    "job without function": (
+        GOOD.replace("#     features:", "#     job: {function: doubl}\n#     features:"),
+        "'job' names 'doubl', no function of this lesson (did you mean 'double'?)",
+    ),
     "not UTF-8": (GOOD.encode() + b"# \xff\n", "byte 0xff is not valid UTF-8"),
     "unknown tag": (GOOD.replace('tags=["quiz"]', 'tags=["quizz"]'), "(did you mean 'quiz'?)"),
     "raw in Colab": (GOOD.replace("# What is", "# !!! note\n# What is"), "shown raw in Colab"),
