@@ -6,8 +6,9 @@ export NO_MKDOCS_2_WARNING = 1
 BIN = .venv/bin
 READY = .venv/.ready
 L ?=
+S ?=
 
-.PHONY: site serve test lesson notebooks check lint constraints clean help
+.PHONY: site serve test lessons lesson notebooks check lint constraints clean help
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -17,6 +18,9 @@ site: $(READY)  ## run what changed and build the website into site/
 
 serve: $(READY)  ## live preview: save a lesson, see its page
 	@$(BIN)/course serve
+
+lessons: $(READY)  ## run what changed; of n machines the i-th: make lessons S=i/n
+	@$(BIN)/course run $(if $(S),--shard $(S))
 
 lesson: $(READY)  ## run and render one lesson: make lesson L=compiler/switch
 	@test -n "$(L)" || { echo "say which: make lesson L=unit/slug"; exit 2; }

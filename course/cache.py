@@ -5,6 +5,7 @@ files, of the lock file, and of the Python and torch versions. Change one, and t
 again; change anything else, and it does not.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -14,11 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from course.kit_source import used_kit_source
 from course.lesson import Lesson
 
+RECORDED = "docs/data/costs.json"  # written by `course report --write`
+KEPT = 5  # results of one lesson
 FORMAT = 2  # raise when what a run records changes its meaning, or a rule for runs is added
 
 
@@ -44,6 +47,14 @@ class Executed(BaseModel):
     cell_seconds: dict[int, float]
     program: str = ""  # the function that `job` names, as a program of its own
     record: Record
+
+
+class Cost(BaseModel):
+    """What a run of a lesson takes: seconds of wall and of all cores together, and memory."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mb: int
 
 
 def torch_version() -> str:
@@ -80,7 +91,7 @@ def _hash(data: bytes) -> str:
 
 
 class Cache:
-    """A folder with one file a result, and the run times of the last runs."""
+    """A folder with one file a result and one a cost: two such folders merge by copying files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,19 +114,35 @@ class Cache:
         text = executed.model_dump_json()
         file = self._file(executed.lesson_id, executed.key)
         write_whole(file, f"{_hash(text.encode())}\n{text}")
-        times = self.times() | {executed.lesson_id: executed.record.seconds}
-        write_whole(self.folder / "times.json", json.dumps(times, indent=1, sort_keys=True))
+        self._drop_old(executed.lesson_id)
+        cost = Cost.model_validate(executed.record, from_attributes=True)
+        file = self.folder / "costs" / f"{executed.lesson_id.replace('/', '--')}.json"
+        write_whole(file, cost.model_dump_json())
+
+    def _drop_old(self, lesson_id: str) -> None:
+        """Keep a few results of a lesson, to go back to, not all there were."""
+        files = (self.folder / "runs").glob(self._file(lesson_id, "*").name)
+        for file in sorted(files, key=lambda file: -file.stat().st_mtime_ns)[KEPT:]:
+            file.unlink(missing_ok=True)
 
     def latest(self, lesson: Lesson, root: Path) -> Executed | None:
         """The kept result of the lesson as it is now, if it ran."""
         return self.load(lesson.id, cache_key(lesson, root))
 
-    def times(self) -> dict[str, float]:
-        """Seconds of the last run of each lesson, to start the longest first."""
-        try:
-            return json.loads((self.folder / "times.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
+    def costs(self, root: Path, own: bool = True) -> dict[str, Cost]:
+        """The cost of each lesson's last run, by id; the recorded one, where it never ran here.
+
+        Without `own` only what the repository records: the same on every machine.
+        """
+        found = {}
+        with contextlib.suppress(OSError, ValidationError):
+            text = (root / RECORDED).read_text("utf-8")
+            found = TypeAdapter(dict[str, Cost]).validate_json(text)
+        for file in sorted((self.folder / "costs").glob("*.json")) if own else []:
+            with contextlib.suppress(OSError, ValidationError):
+                lesson_id = file.stem.replace("--", "/")
+                found[lesson_id] = Cost.model_validate_json(file.read_text("utf-8"))
+        return found
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

@@ -1,6 +1,8 @@
-"""The `course` command: list, run, soak, page, site, serve, notebooks, check, new."""
+"""The `course` command: list, run, report, soak, page, site, serve, notebooks, check, new."""
 
 import contextlib
+import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -8,14 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from course.cache import Cache, Executed, write_whole
+from course.cache import RECORDED, Cache, Executed, write_whole
 from course.catalog import Catalog, read_catalog
 from course.check import stale_notebooks, typed_numbers
 from course.errors import CourseError, Problem, did_you_mean
 from course.learner import learner_notebook
 from course.lesson import Lesson
 from course.page import render_page, write_pages
-from course.schedule import run_lessons
+from course.schedule import expected_costs, run_lessons
+from course.schedule import shard as shard_of
 from course.site import build_site
 from course.site import serve as serve_site
 from course.soak import busy_neighbour
@@ -51,14 +54,26 @@ def _cache(root: Path) -> Cache:
     return Cache(root / ".cache")
 
 
+def cost_table(catalog: Catalog, cache: Cache) -> Table:
+    """One line a lesson: what its last run took, and whether the cache has its result."""
+    table = Table("wall s", "CPU s", "peak MB", "run", "result", "lesson")
+    costs = cache.costs(catalog.root)
+    for lesson in catalog.lessons.values():
+        cost, kept = costs.get(lesson.id), cache.latest(lesson, catalog.root)
+        figures = [f"{x:.0f}" for x in cost.model_dump().values()] if cost else ["–"] * 3
+        date = kept.record.date if kept else "–"
+        table.add_row(*figures, date, "kept" if kept else "to run", lesson.id)
+    return table
+
+
 @app.command("list")
 def list_() -> None:
     """Show all lessons in order, with minutes, features and the last run's time."""
     catalog = read_catalog(project_root())
-    times = _cache(catalog.root).times()
+    costs = _cache(catalog.root).costs(catalog.root)
     table = Table("lesson", "title", "minutes", "level", "features", "last run")
     for lesson in catalog.lessons.values():
-        last = f"{times[lesson.id]:.0f} s" if lesson.id in times else "–"
+        last = f"{costs[lesson.id].seconds:.0f} s" if lesson.id in costs else "–"
         meta = lesson.meta
         table.add_row(
             lesson.id, meta.title, str(meta.minutes), meta.level, ", ".join(meta.features), last
@@ -67,10 +82,37 @@ def list_() -> None:
 
 
 @app.command()
-def run(ids: Ids = None, force: Force = False) -> None:
+def run(
+    ids: Ids = None,
+    force: Force = False,
+    shard: Annotated[
+        str, typer.Option(help="i/n: the i-th of n parts of about the same time.")
+    ] = "",
+) -> None:
     """Run lessons; those that nothing changed for are taken from the cache."""
     catalog = read_catalog(project_root())
-    run_lessons(catalog, _chosen(catalog, ids), _cache(catalog.root), console, force)
+    lessons, cache = _chosen(catalog, ids), _cache(catalog.root)
+    if shard:
+        parts = re.fullmatch(r"(\d+)/(\d+)", shard)
+        number, count = map(int, parts.groups()) if parts else (0, 0)
+        if not 1 <= number <= count:
+            raise CourseError(Problem("mkdocs.yml", 1, f"--shard {shard}: give i/n, 1 <= i <= n"))
+        lessons = shard_of(catalog, lessons, cache, number, count)
+    run_lessons(catalog, lessons, cache, console, force)
+
+
+@app.command()
+def report(
+    write: Annotated[bool, typer.Option(help=f"Record the costs in {RECORDED}.")] = False,
+) -> None:
+    """Show what the last run of each lesson took, and whether it is up to date."""
+    catalog = read_catalog(project_root())
+    cache = _cache(catalog.root)
+    console.print(cost_table(catalog, cache))
+    if write:
+        costs = expected_costs(catalog, list(catalog.lessons.values()), cache)
+        record = {lesson_id: cost.model_dump() for lesson_id, cost in costs.items()}
+        write_whole(catalog.root / RECORDED, json.dumps(record, indent=1) + "\n")
 
 
 @app.command()

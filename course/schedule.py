@@ -1,21 +1,24 @@
 """Run many lessons: what changed only, longest first, on all cores, with progress."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 
-from course.cache import Cache, Executed, cache_key, write_whole
+from course.cache import Cache, Cost, Executed, cache_key, write_whole
 from course.catalog import Catalog
 from course.errors import CourseError, Problem
 from course.lesson import Lesson
 from course.run import run_lesson, shared_caches, terminable
 from course.watch import MARK, new_mark, sweep
 
+UNKNOWN_MB = 3000  # what a lesson that never ran may take: the most that one is allowed
 WARM_UP = "import torch\ntorch.compile(lambda x: x.sin() + 1)(torch.ones(8))"
 
 
@@ -39,6 +42,7 @@ def run_lessons(
         return done
     console.print(f"lessons: {len(done)} up to date, {len(todo)} to run")
     schedule = Schedule(catalog, todo, cache, console).finish()
+    console.print(schedule.summary(), highlight=False)
     if schedule.failed:
         raise CourseError(schedule.problems())
     done |= schedule.done
@@ -59,8 +63,51 @@ def warm_up(lessons: list[Lesson], cache: Cache, console: Console) -> None:
             write_whole(mark, "")
 
 
+def usable_memory_mb() -> int:
+    """Nine tenths of the memory of this machine, or of the container around this process."""
+    limits = [psutil.virtual_memory().total]
+    with contextlib.suppress(OSError, ValueError):
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))  # "max": no limit
+    return int(min(limits) * 0.9) >> 20
+
+
+def expected_costs(
+    catalog: Catalog, lessons: list[Lesson], cache: Cache, own: bool = True
+) -> dict[str, Cost]:
+    """What each lesson is expected to cost: as last time, or half its budget where it never ran."""
+    known = cache.costs(catalog.root, own)
+    return {
+        lesson.id: known.get(lesson.id)
+        or Cost(
+            seconds=lesson.meta.budget_seconds / 2,
+            cpu_seconds=lesson.meta.budget_seconds / 2,
+            peak_mb=UNKNOWN_MB,
+        )
+        for lesson in lessons
+    }
+
+
+def shard(
+    catalog: Catalog, lessons: list[Lesson], cache: Cache, number: int, count: int
+) -> list[Lesson]:
+    """Part `number` (from 1) of `count`: the longest first, each to the part with the least yet.
+
+    It goes by the recorded costs, so that all machines cut alike. No part takes more than 4/3
+    of what the best cut could reach (Graham 1969).
+    """
+    costs = expected_costs(catalog, lessons, cache, own=False)
+    filled = [0.0] * count
+    mine = []
+    for lesson in sorted(lessons, key=lambda lesson: (-costs[lesson.id].seconds, lesson.id)):
+        least = filled.index(min(filled))
+        filled[least] += costs[lesson.id].seconds
+        if least == number - 1:
+            mine.append(lesson)
+    return mine
+
+
 class Schedule:
-    """Runs lessons at the same time, as many as there are cores; an exclusive one alone.
+    """Runs lessons at the same time, as cores and memory allow; an exclusive one alone.
 
     Afterwards `done` has the results of those that passed, by id, and `failed` the errors.
     """
@@ -70,8 +117,8 @@ class Schedule:
     ) -> None:
         self.catalog, self.todo, self.cache, self.console = catalog, todo, cache, console
         self.slots = max(1, os.cpu_count() or 1)
-        known = cache.times()
-        self.expected = {le.id: known.get(le.id, le.meta.budget_seconds / 2) for le in todo}
+        self.memory_mb = usable_memory_mb()
+        self.expected = expected_costs(catalog, todo, cache)
         self.done: dict[str, Executed] = {}
         self.failed: list[CourseError] = []
         self.began = time.monotonic()
@@ -87,21 +134,41 @@ class Schedule:
         """What went wrong, in all lessons."""
         return [problem for error in self.failed for problem in error.problems]
 
+    def summary(self) -> str:
+        """The time of all runs, and the least that they could take on this machine's cores."""
+        records = [executed.record for executed in self.done.values()]
+        longest = max((record.seconds for record in records), default=0.0)
+        least = max(longest, sum(record.cpu_seconds for record in records) / self.slots)
+        spent = time.monotonic() - self.began
+        return (
+            f"ran {len(records)} lessons in {spent:.0f} s; at best {least:.0f} s, "
+            f"for {self.slots} cores and a longest lesson of {longest:.0f} s"
+        )
+
     async def _run(self) -> None:
-        order = sorted(self.todo, key=lambda lesson: -self.expected[lesson.id])
-        slots = asyncio.Semaphore(self.slots)
-
-        async def one(lesson: Lesson) -> None:
-            async with slots:
-                await self._run_one(lesson)
-
-        async with asyncio.TaskGroup() as group:
-            for lesson in order:
-                if not lesson.meta.exclusive:
-                    group.create_task(one(lesson))
+        order = sorted(self.todo, key=lambda lesson: -self.expected[lesson.id].seconds)
+        waiting = [lesson for lesson in order if not lesson.meta.exclusive]
+        running: dict[asyncio.Task, Lesson] = {}
+        while waiting or running:
+            while lesson := self._next(waiting, list(running.values())):
+                waiting.remove(lesson)
+                running[asyncio.create_task(self._run_one(lesson))] = lesson
+            ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                del running[task]
+                task.result()
         for lesson in order:
             if lesson.meta.exclusive:
                 await self._run_one(lesson)
+
+    def _next(self, waiting: list[Lesson], running: list[Lesson]) -> Lesson | None:
+        """The longest that waits and has a core and the memory it took last time; None: wait."""
+        if not running:
+            return waiting[0] if waiting else None
+        if len(running) >= self.slots:
+            return None
+        free = self.memory_mb - sum(self.expected[lesson.id].peak_mb for lesson in running)
+        return next((le for le in waiting if self.expected[le.id].peak_mb <= free), None)
 
     async def _run_one(self, lesson: Lesson) -> None:
         self._say(f"[bold]{lesson.id}[/] starts")
@@ -121,9 +188,8 @@ class Schedule:
         spent = time.monotonic() - self.began
         ended = {problem.path for problem in self.problems()}
         rest = sum(
-            seconds
+            self.expected[lesson.id].seconds
             for lesson in self.todo
-            for seconds in [self.expected[lesson.id]]
             if lesson.id not in self.done and lesson.shown not in ended
         )
         left = max(0.0, rest / self.slots) if finished else rest / self.slots

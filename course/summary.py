@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from course.cache import Executed
+from course.cache import Executed, Record
 from course.catalog import Catalog
 from course.errors import CourseError, Problem, did_you_mean
 from course.lesson import Cell, Lesson
@@ -63,6 +63,10 @@ class Facts:
         meta = self.lesson(lesson_id).meta
         return f"| [{meta.title}](../lessons/{lesson_id}.md) | {meta.minutes} | {when} |"
 
+    def runs(self) -> list[tuple[Lesson, Record]]:
+        """Every lesson with the record of its last run, in the order of the course."""
+        return [(x, self.executed[name].record) for name, x in self.catalog.lessons.items()]
+
     def minutes(self, unit: str) -> int:
         """The minutes of all lessons of a unit, given as the first part of their ids."""
         lessons = [x for name, x in self.catalog.lessons.items() if name.startswith(f"{unit}/")]
@@ -103,7 +107,7 @@ def summary_pages(catalog: Catalog, executed: dict[str, Executed]) -> dict[Path,
         loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     facts = Facts(catalog, executed)
-    names = ("lesson", "measured", "row", "minutes")
+    names = ("lesson", "measured", "row", "minutes", "runs")
     pages, problems = {}, []
     for name in environment.list_templates(extensions=["md"]):
         try:
