@@ -222,8 +222,8 @@ print("the group, as the hook wrote it down:", dump["pg_config"]["0"])
 
 # %% [markdown]
 # A dump is a pickled dict. `entries` has one dict per call, oldest first. `collective_seq_id` is
-# the number of the call within its group, from 1 on: the ranks of a group count alike, so you can
-# line them up by it. `pg_config` says which ranks belong to which group.
+# the number of the call within its group. The hook counts from its `attach` on, so attach at the same
+# call on all ranks, and you can line them up by it. `pg_config` says which ranks belong to which group.
 #
 # ### One entry, field by field
 
@@ -464,12 +464,14 @@ assert hang[0]["pg_config"]["0"]["ranks"] == "[0, 1, 2]", "written by the hook"
 
 
 # %%
-def numbered(dump: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Gloo's own entries of the default group, by the number of the call."""
+def numbered(dump: dict[str, Any], group: str = "0") -> dict[int, dict[str, Any]]:
+    """Gloo's own entries of a group, "0" is the default group, by the number of the call."""
     return {
         entry["collective_seq_id"]: entry
         for entry in dump["entries"]
-        if entry["profiling_name"].startswith("gloo:") and not entry["is_p2p"]
+        if entry["profiling_name"].startswith("gloo:")
+        and entry["process_group"][0] == group
+        and not entry["is_p2p"]
     }
 
 
@@ -481,11 +483,14 @@ def what(entry: dict[str, Any] | None) -> str:
 
 
 # %%
-def first_trouble(dumps: dict[int, dict[str, Any]]) -> tuple[int, dict[int, Any]] | None:
+def first_trouble(
+    dumps: dict[int, dict[str, Any]], group: str = "0"
+) -> tuple[int, dict[int, Any]] | None:
     """The first call that differs between ranks or is not over: its number, rank -> entry."""
-    calls = {rank: numbered(dump) for rank, dump in dumps.items()}
-    start = max(min(of_rank) for of_rank in calls.values())  # before it, a ring may have lost some
-    end = max(max(of_rank) for of_rank in calls.values())
+    calls = {rank: numbered(dump, group) for rank, dump in dumps.items()}
+    # a ring may have lost early calls of a rank, and a rank may not have made any
+    start = max(min(of_rank, default=1) for of_rank in calls.values())
+    end = max(max(of_rank, default=0) for of_rank in calls.values())
     for number in range(start, end + 1):
         entries = {rank: of_rank.get(number) for rank, of_rank in calls.items()}
         differ = len({what(entry) for entry in entries.values()}) > 1
@@ -519,6 +524,9 @@ assert [call_site(entry)["name"] for entry in entries.values()].count("evaluate"
 #
 # Note the shape of the evidence. The rank at fault *did* call something, namely the collective
 # that comes next in its program. Only a rank that never reaches another collective shows `no call`.
+#
+# With several groups, call `first_trouble` once for each, with the dumps of its members. One hang can
+# show in more than one: a rank that is missing in one group may be waiting in another. Follow it there.
 #
 # ### Look at it
 
@@ -991,8 +999,8 @@ print("dumps:", {"hang": sorted(hang), "swapped": sorted(swapped), "sized": sort
 # %% [markdown]
 # ### Exercise: who is behind?
 #
-# The first question about a hang is not what, but who: which ranks have made the fewest calls? Write
-# `behind(dumps)`. It returns these ranks, ascending. If all ranks have made the same number, nobody
+# The first question about a hang is not what, but who: which ranks have made the fewest calls, open ones
+# included? Write `behind(dumps)`. It returns these ranks only, ascending. If all ranks have made the same number, nobody
 # is behind, and the list is empty.
 
 
@@ -1028,6 +1036,9 @@ assert behind({**stuck, 2: keep(hang[2], 1, 8)}) == [1, 2]
 assert behind({**stuck, 0: keep(hang[0], 7, 99)}) == [1], (
     "a ring that lost early calls is not behind"
 )
+assert behind({**stuck, 2: keep(hang[2], 1, 5)}) == [2], "the fewest only"
+assert behind({2: keep(hang[2], 1, 8), 1: stuck[1], 0: hang[0]}) == [1, 2], "ascending"
+assert behind({**hang, 1: keep(hang[1], 1, 10)}) == [1], "an open call is a call, too"
 print("who-is-behind: correct")
 
 
@@ -1038,8 +1049,8 @@ print("who-is-behind: correct")
 # line for each. Then the frames differ, though kind and size do not.
 #
 # Write `first_other_line(dumps)`. It returns the number of the first call that the ranks made from
-# different lines, or `None`. Only calls that **all** ranks made count. A rank is started from its
-# own file, so compare the name of the function and the line number.
+# different lines, or `None`. Only calls that **all** ranks made count. On another machine the path
+# may differ, so compare the name of the function and the line number, not the file.
 
 
 # %% tags=["exercise"] exercise="other-line" difficulty=2 minutes=10
@@ -1063,20 +1074,26 @@ def first_other_line(dumps: dict[int, dict[str, Any]]) -> int | None:
 
 
 # %% tags=["check"]
-def move(dump: dict[str, Any], number: int, line: int) -> dict[str, Any]:
-    """The same dump, with call `number` made from another line."""
+def move(dump: dict[str, Any], number: int, **place: Any) -> dict[str, Any]:
+    """The same dump, with call `number` made from another place."""
     changed = copy.deepcopy(dump)
     entry = numbered(changed)[number]
     entry["frames"] = copy.copy(entry["frames"])  # entries with one stack share its frames
     index = entry["frames"].index(call_site(entry))
-    entry["frames"][index] = {**call_site(entry), "line": line}
+    entry["frames"][index] = {**call_site(entry), **place}
     return changed
 
 
 assert first_other_line(swapped) is None, "one line for both sums: nothing to see"
-assert first_other_line({**swapped, 2: move(swapped[2], 2, 999)}) == 2
+assert first_other_line({**swapped, 2: move(swapped[2], 2, line=999)}) == 2, "another line"
+assert first_other_line({**swapped, 2: move(swapped[2], 2, name="other")}) == 2, "and function"
+elsewhere = move(swapped[2], 2, filename="/other/program.py")
+assert first_other_line({**swapped, 2: elsewhere}) is None, "the path does not matter"
 assert first_other_line(hang) == 11, "the early return shows here, too"
-assert first_other_line({**hang, 0: keep(hang[0], 4, 99), 1: move(hang[1], 2, 999)}) == 11
+lost = {**hang, 0: keep(hang[0], 4, 99), 1: move(hang[1], 2, line=999)}
+assert first_other_line(lost) == 11, "call 2 was not recorded on all ranks"
+late = {**hang, 1: keep(hang[1], 4, 99), 2: move(hang[2], 2, line=999)}
+assert first_other_line(late) == 11, "whichever rank has lost it"
 print("other-line: correct")
 
 
@@ -1087,7 +1104,9 @@ print("other-line: correct")
 # trouble, and returns the ranks, ascending, that do **not** belong to the largest party of ranks
 # that made the same call there. A rank that made no call belongs to no party, and is a suspect. If
 # two parties are the largest, nobody can tell who is right: then all ranks that dumped are suspects.
-# A rank without a dump is never a suspect: you know nothing about it. Without a trouble the list is
+# A rank without a dump is never a suspect: you know nothing about it. So it may stand with the second
+# party: where two parties exist, and all such ranks could make the second as large as the first,
+# nobody can tell either. Without a trouble the list is
 # empty. If all made the same call and it is open, it is just running: that is no trouble of a rank.
 
 
@@ -1097,9 +1116,8 @@ def suspects(dumps: dict[int, dict[str, Any]], world_size: int) -> list[int]:
 
 
 # %% [markdown] tags=["hint"]
-# `Counter.most_common()` sorts the parties by size. Leave "no call" out of the count. With a rank
-# missing, could the missing one turn a small majority into a tie? Then you cannot tell either: a
-# party must have the majority even if all ranks without a dump belong to the other one.
+# `Counter.most_common()` sorts the parties by size. Leave "no call" out of the count. Add
+# `world_size - len(dumps)` to the second party before you compare.
 
 
 # %% tags=["solution"]
@@ -1123,8 +1141,11 @@ assert suspects(stuck, 3) == [1], "a rank that made no call"
 assert suspects(swapped, 3) == [], "nothing to see"
 assert suspects({**hang, 2: hang[0]}, 3) == [], "all wait in the same call"
 assert suspects(sized, 3) == [0, 2], "one against one, and one silent: nobody can tell"
-assert suspects(four, 4) == [2] and suspects({**four, 3: hang[2]}, 4) == [0, 1, 2, 3]
+assert suspects(four, 4) == [2], "three against one"
+assert suspects({**four, 3: hang[2]}, 4) == [0, 1, 2, 3], "two against two"
 assert suspects(hang, 4) == [0, 1, 2], "the silent one may stand with rank 2"
+none = {rank: keep(hang[rank], 1, 8) for rank in hang}
+assert suspects({**none, 3: hang[0]}, 4) == [0, 1, 2], "no call is no party"
 assert suspects(four, 5) == [2], "here it cannot turn the majority"
 print("suspects: correct")
 

@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     title: "Grow back: take in a replacement and hand it the state"
-#     summary: A job loses a rank, goes on, and takes in a new one without a stop or a lost sample.
+#     summary: A job loses a rank, goes on, and takes in a new one without a restart or a lost sample.
 #     minutes: 40
 #     level: deeper
 #     objectives:
@@ -102,7 +102,8 @@ plot_style()
 #
 # The three parts below belong to one class, `Elastic`. Opening the group comes first. A process that
 # is started again gets the RANK of the dead one from its launcher. The dead one's number must not
-# come back, though: its cards are still in the store. So the store counts who has come.
+# come back, though: its cards are still in the store. So the store counts who has come. (In the runs
+# of this page the newcomer has a RANK of its own; with torchrun, at the end, it gets the old one.)
 
 
 # %%
@@ -193,7 +194,8 @@ class Elastic(Group):
 # step. If that is too much, call `grow` in each tenth step only, on all ranks alike.
 #
 # And if the newcomer dies between knock and rebuild? Its card never comes, the roll call ends when its
-# time is over, and the others go on.
+# time is over (10 s in `roll_call`), and the others go on. Until then they stand still: the reason
+# for the last exercise.
 
 # %% [markdown]
 # ## What must be handed over
@@ -479,7 +481,8 @@ show(
 )
 
 # %% [markdown]
-# Each thin line is a step of member 0, and the hatched bar marks about when the newcomer loads. With
+# Each thin line is a step of member 0, and the hatched bar marks about when the newcomer loads. The
+# gap is longer than the bar: imports and the warm-up count, too. With
 # a real model, loading takes minutes, and all machines of the job would wait for one.
 
 # %% [markdown]
@@ -665,8 +668,8 @@ assert [sum(parts, []) for parts in cuts.values()] == [list(map(float, range(10)
 # one of them dies. The store must outlive all losses: the files start it on the first machine, apart
 # from the ranks.
 #
-# The file was tried on two network namespaces of one machine, which have addresses and sockets of
-# their own as two machines have: one process was killed, started again, and taken in. A test repeats
+# The file was tried on three network namespaces of one machine, which have addresses and sockets of
+# their own as machines have: one process was killed, started again, and taken in. A test repeats
 # that. Slurm and Kubernetes were not tried; a test checks the syntax of their files only.
 #
 # Typing torchrun's many options is easier since 2.14: it prints a completion for your shell.
@@ -685,7 +688,8 @@ print("it needs the package shtab:", "shtab" in actions["--print-completion"].he
 #
 # Real data ends. When all `total` samples were seen, the next **epoch** begins, and the last step of an
 # epoch may need some from the next. Write `next_rows(seen, rank, size, total)`: the 16 numbers of the
-# samples, each below `total`, that this rank takes next. `seen` counts over all epochs.
+# samples, in a row and each below `total`, that this rank takes next: first rank 0's, then rank 1's, as
+# in `one_step`. `seen` counts over all epochs. You may not need every argument.
 
 
 # %% tags=["exercise"] exercise="next-rows" difficulty=1 minutes=5
@@ -709,11 +713,13 @@ visits, seen = [0] * 100, 0
 for size in [4] * 5 + [3] * 20 + [4] * 5:  # a loss, and a replacement
     for rank in range(size):
         for row in next_rows(seen, rank, size, 100):
+            assert 0 <= row < 100, f"there is no sample {row}"
             visits[row] += 1
     seen += ROWS * size
 assert sum(visits) == seen == 1600
 assert set(visits) == {16}, f"each of 100 samples 16 times, but: {sorted(set(visits))}"
-assert next_rows(96, 0, 4, 100)[:5] == [96, 97, 98, 99, 0]
+assert next_rows(96, 0, 4, 100)[:5] == [96, 97, 98, 99, 0], "rank 0 takes 16 in a row"
+assert next_rows(0, 1, 2, 24)[6:10] == [22, 23, 0, 1], "of 24 samples"
 print("next-rows: correct")
 
 
@@ -758,7 +764,8 @@ hand_over_all = ...
 
 # %% [markdown] tags=["hint"]
 # `hand_over` above does it for two parts. One object can carry all states if it is a dictionary from
-# name to state. Load by name.
+# name to state. Load by name. If a rank fails, its peers fail too: look for the error that is *not*
+# "Connection closed".
 
 
 # %% tags=["solution"]
@@ -791,7 +798,8 @@ print("hand-over-all: correct")
 # So each spare raises its counter in the store once a second. Rank 0 reads all counters now and then.
 # Write `alive(memory, counters, now, patience)`: the spares, ascending, whose counter has been seen to
 # change within the last `patience` seconds. `memory` is a dictionary that you may fill as you like; it
-# is empty at the first call. A spare that is seen for the first time counts as changed. `now` is the
+# is empty at the first call. A spare that is seen for the first time counts as changed; whether one
+# that left and came back does is up to you. `now` is the
 # clock of *this* machine, in seconds. You get no clock of the others: it could be wrong by minutes.
 
 
@@ -816,12 +824,14 @@ def alive(memory: dict, counters: dict[int, int], now: float, patience: float) -
 # %% tags=["check"]
 memory: dict = {}
 assert alive(memory, {}, 0.0, 3.0) == []
-assert alive(memory, {7: 100, 5: 1}, 10.0, 3.0) == [5, 7]
+assert alive(memory, {7: 100, 5: 1}, 10.0, 3.0) == [5, 7], "both are new, and 5 comes first"
 assert alive(memory, {7: 101, 5: 1}, 12.0, 3.0) == [5, 7], "5 was seen to change 2 s ago"
 assert alive(memory, {7: 101, 5: 1}, 14.0, 3.0) == [7], "5 has been silent for 4 s"
 assert alive(memory, {7: 101, 5: 2}, 16.0, 3.0) == [5], "5 is back, 7 has been silent"
 assert alive(memory, {7: 3, 5: 2}, 17.0, 3.0) == [5, 7], "7 was started again"
 assert alive(memory, {5: 2}, 18.0, 3.0) == [5], "7 has left"
+assert alive(memory, {5: 2}, 18.0, 1.0) == [], "too long for this patience"
+assert alive({}, {5: 2}, 50.0, 1.0) == [5], "another memory, another door"
 print("spares-alive: correct")
 
 # %% [markdown] tags=["instructor"]
