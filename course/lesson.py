@@ -358,6 +358,8 @@ def _check_text(lesson: Lesson, root: Path) -> Iterator[Problem]:
             fenced ^= line.lstrip().startswith("```")
             if re.search(r"<img\b(?![^>]*\balt=\"[^\"]+\")", line) and not fenced:
                 yield lesson.problem(cell, "image without alt text: <img alt=…>", offset)
+            if re.search(r"\]\(\s*<?(javascript|vbscript|data):", line, re.I) and not fenced:
+                yield lesson.problem(cell, "a link that is code: link to a page", offset)
             if re.match(r"(!!!|\?\?\?|===|:::)", line) and not fenced:
                 message = f"'{line.split()[0]}' is shown raw in Colab: use '> [!NOTE]' or <details>"
                 yield lesson.problem(cell, message, offset)

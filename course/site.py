@@ -1,5 +1,6 @@
 """Build the site from rendered pages, and preview it while lessons are edited."""
 
+import base64
 import hashlib
 import os
 import re
@@ -18,6 +19,12 @@ from course.watch import MARK, new_mark
 
 # Names, punctuation and spaces, as Pygments marks them: shown like unmarked text.
 PLAIN_TOKEN = re.compile(r'<span class="(?:n|nn|p|w|bp|nb|o|fm|vm)">([^<]*)</span>')
+INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.S)
+POLICY = (
+    "default-src 'none'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; worker-src 'self'; "
+    "base-uri 'none'; form-action 'none'"
+)
 WHOLE = {"keep_closing_tags": True, "keep_html_and_head_opening_tags": True}
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 DAY = 24 * 60 * 60
@@ -63,7 +70,7 @@ def _build(root: Path, target: Path, epoch: str) -> None:
         lines = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
         raise CourseError(Problem("mkdocs.yml", 1, "mkdocs refused:\n" + "\n".join(lines)))
     for page in new.rglob("*.html"):
-        page.write_text(_lighter(page.read_text("utf-8")), "utf-8")
+        page.write_text(secured(_lighter(page.read_text("utf-8"))), "utf-8")
     old = root / ".cache" / f"site-{os.getpid()}-old"
     if target.exists():
         target.rename(old)
@@ -74,6 +81,21 @@ def _build(root: Path, target: Path, epoch: str) -> None:
 def _lighter(html: str) -> str:
     """A page without needless space and marks of code tokens that have the plain colour."""
     return minify_html.minify(PLAIN_TOKEN.sub(r"\1", html), **WHOLE)
+
+
+def secured(html: str) -> str:
+    """A page that tells the browser to run no script but the site's own, and to ask nobody else.
+
+    Inline scripts are those of the theme, allowed by their hash; mermaid puts styles into its
+    drawings, so inline styles are allowed. See https://www.w3.org/TR/CSP3/.
+    """
+    hashes = sorted(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in set(INLINE_SCRIPT.findall(html))
+    )
+    policy = POLICY.format(scripts=" ".join(hashes))
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return html.replace("<meta charset=utf-8>", f"<meta charset=utf-8>{meta}", 1)
 
 
 def serve(root: Path, address: str, changed: Callable[[list[Path]], None]) -> None:

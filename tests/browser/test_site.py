@@ -14,7 +14,8 @@ LESSONS = sorted(
     path.relative_to(ROOT / "notebooks").with_suffix("").as_posix()
     for path in (ROOT / "notebooks").glob("*/*.py")
 )
-PAGES = ["", "lessons/features/", "lessons/claims/", *(f"lessons/{name}/" for name in LESSONS)]
+PAGES = ["", "units/distributed/", "glossary/", "contributing/"]
+PAGES += [f"lessons/{name}/" for name in ("features", "claims", "recovery", "runs", *LESSONS)]
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -27,6 +27,10 @@ STATIC = {
     "quiz with two": (GOOD.replace("- [ ]", "- [x]"), "2 right answers"),
     "quiz without feedback": (GOOD.replace("#   > Count again.\n", ""), "without feedback"),
     "link to nowhere": (GOOD.replace("is two", "is [two](two.py)"), "link to nowhere: 'two.py'"),
+    "link that is code": (
+        GOOD.replace("is two", "is [two](javascript:alert%282%29)"),
+        "a link that is code",
+    ),
     "image without words": (
         GOOD.replace("is two", "is ![](https://x.org/a.png)"),
         "without alt text",

@@ -105,6 +105,22 @@ BROKEN = {
 }
 
 
+def test_what_a_cell_prints_cannot_act_on_the_page(project):
+    evil = "<script>bad()</script><img src=x onerror=bad()> [x](javascript:bad) `</pre>`"
+    shows = f"display({{'text/html': {evil!r}, 'text/plain': {evil!r}}}, raw=True)\n"
+    root = project({"unit/x": GOOD + f"\n# %%\nprint({evil!r})\n\n# %%\n{shows}"})
+    built(root)
+    for page in (root / "site").rglob("*.html"):
+        html = page.read_text()
+        assert "<script>bad" not in html and "<img src=x" not in html
+        assert not re.search(r"<[^>]*(\son\w+=|href=.?javascript:)", html), page
+        policy = re.search(r'http-equiv="?Content-Security-Policy"? content="([^"]*)"', html)
+        assert policy and "script-src 'self' 'sha256-" in policy[1], page
+        assert "unsafe-inline" not in policy[1].partition("style-src")[0]
+    shown = (root / "site/lessons/unit/x/index.html").read_text()
+    assert shown.count("&lt;script>bad()") == 5, "three times as code, twice as output"
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_nothing_is_published_where_something_failed(name, project):
     root = project(BOTH)
