@@ -6,12 +6,14 @@ again; change anything else, and it does not.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,16 +116,28 @@ class Cache:
         text = executed.model_dump_json()
         file = self._file(executed.lesson_id, executed.key)
         write_whole(file, f"{_hash(text.encode())}\n{text}")
-        self._drop_old(executed.lesson_id)
+        self._drop_old(executed.lesson_id, file)
         cost = Cost.model_validate(executed.record, from_attributes=True)
         file = self.folder / "costs" / f"{executed.lesson_id.replace('/', '--')}.json"
         write_whole(file, cost.model_dump_json())
 
-    def _drop_old(self, lesson_id: str) -> None:
-        """Keep a few results of a lesson, to go back to, not all there were."""
-        files = (self.folder / "runs").glob(self._file(lesson_id, "*").name)
-        for file in sorted(files, key=lambda file: -file.stat().st_mtime_ns)[KEPT:]:
+    def _drop_old(self, lesson_id: str, new: Path) -> None:
+        """Keep a few results of a lesson, to go back to, not all; `new` also by a wrong clock."""
+        files = set((self.folder / "runs").glob(self._file(lesson_id, "*").name)) - {new}
+        for file in sorted(files, key=lambda file: -file.stat().st_mtime_ns)[KEPT - 1 :]:
             file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def alone(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Hold the checkout for one build at a time; a second one says so, and waits."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("another build is at work in this checkout: waiting for its end …")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def latest(self, lesson: Lesson, root: Path) -> Executed | None:
         """The kept result of the lesson as it is now, if it ran."""

@@ -98,7 +98,8 @@ def run(
         if not 1 <= number <= count:
             raise CourseError(Problem("mkdocs.yml", 1, f"--shard {shard}: give i/n, 1 <= i <= n"))
         lessons = shard_of(catalog, lessons, cache, number, count)
-    run_lessons(catalog, lessons, cache, console, force)
+    with cache.alone(console.print):
+        run_lessons(catalog, lessons, cache, console, force)
 
 
 @app.command()
@@ -123,8 +124,9 @@ def soak(
 ) -> None:
     """Run lessons many times; say how often each passed, and what was left behind."""
     catalog = read_catalog(project_root())
-    with busy_neighbour() if load else contextlib.nullcontext():
-        soak_lessons(catalog, _chosen(catalog, ids), _cache(catalog.root), console, rounds)
+    cache = _cache(catalog.root)
+    with cache.alone(console.print), busy_neighbour() if load else contextlib.nullcontext():
+        soak_lessons(catalog, _chosen(catalog, ids), cache, console, rounds)
 
 
 def make_pages(catalog: Catalog, ids: list[str] | None) -> dict[str, Executed]:
@@ -145,7 +147,8 @@ def make_pages(catalog: Catalog, ids: list[str] | None) -> dict[str, Executed]:
 def page(ids: Ids = None) -> None:
     """Run lessons where needed and write their pages to docs/lessons."""
     catalog = read_catalog(project_root())
-    make_pages(catalog, ids)
+    with _cache(catalog.root).alone(console.print):
+        make_pages(catalog, ids)
     for lesson in _chosen(catalog, ids):
         console.print(f"docs/lessons/{lesson.id}.md")
 
@@ -154,8 +157,9 @@ def page(ids: Ids = None) -> None:
 def site() -> None:
     """Run what changed, render all pages, build the site; publish nothing where one thing fails."""
     root = project_root()
-    make_pages(read_catalog(root), None)
-    build_site(root, root / "site")
+    with _cache(root).alone(console.print):
+        make_pages(read_catalog(root), None)
+        build_site(root, root / "site")
     console.print("the site is in site/: look at it with 'make serve'")
 
 
@@ -163,13 +167,15 @@ def site() -> None:
 def serve(address: str = "127.0.0.1:8000") -> None:
     """Preview the site; save a lesson, and its page follows."""
     root = project_root()
-    make_pages(read_catalog(root), None)
+    with _cache(root).alone(console.print):
+        make_pages(read_catalog(root), None)
     console.print(f"look at http://{address}/ ; Ctrl-C ends")
 
     def changed(files: list[Path]) -> None:
         console.print("changed: " + ", ".join(path.name for path in files))
         try:
-            make_pages(read_catalog(root), None)
+            with _cache(root).alone(console.print):
+                make_pages(read_catalog(root), None)
         except CourseError as error:
             _show(error)
 
@@ -225,6 +231,11 @@ def main() -> None:
         app()
     except CourseError as error:
         _show(error)
+        raise SystemExit(1) from None
+    except OSError as error:  # a full disk, a folder that cannot be written
+        place = error.filename or "."
+        message = f"{error.strerror or error}: make room or give write access, then build again"
+        _show(CourseError(Problem(str(place), 1, message)))
         raise SystemExit(1) from None
 
 

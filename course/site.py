@@ -67,7 +67,9 @@ def _build(root: Path, target: Path, epoch: str) -> None:
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         shutil.rmtree(new, ignore_errors=True)
-        lines = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
+        lines = [line for line in done.stderr.splitlines() if line and not line.startswith("INFO")]
+        if "Traceback (most recent call last):" in lines:
+            lines = lines[-1:]
         raise CourseError(Problem("mkdocs.yml", 1, "mkdocs refused:\n" + "\n".join(lines)))
     for page in new.rglob("*.html"):
         page.write_text(secured(_lighter(page.read_text("utf-8"))), "utf-8")

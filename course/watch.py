@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -39,7 +40,7 @@ def sweep(cache_folder: Path) -> None:
     for folder in cache_folder.glob("site-[0-9]*"):
         if _build_is_gone(folder.name.removeprefix("site-")):
             shutil.rmtree(folder, ignore_errors=True)
-    for file in [*cache_folder.glob("*.part"), *cache_folder.glob("runs/*.part")]:
+    for file in [*cache_folder.glob("*.part"), *cache_folder.glob("*/*.part")]:
         if _build_is_gone(file.name.split(".")[-3]):
             file.unlink(missing_ok=True)
 
@@ -102,13 +103,17 @@ class Watch:
 
     def left_running(self) -> list[str]:
         """What still runs or listens after the last cell, in words."""
-        found = []
+        children: Counter[str] = Counter()
         for process in self.marked():
             with contextlib.suppress(psutil.Error):
                 command = " ".join(process.cmdline())
                 if process.pid != self.kernel.pid:
                     if not any(helper in command for helper in HELPERS):
-                        found.append(f"child process left behind: {command[:90]}")
+                        children[command[:90]] += 1
+        found = [
+            f"child process left behind{f' ({number} of them)' if number > 1 else ''}: {command}"
+            for command, number in children.items()
+        ]
         for ip, port in sorted({(ip, port) for _, ip, port in self._listening()}):
             if port not in self.own_ports:
                 found.append(f"port left behind: something still listens on {ip}:{port}")
