@@ -525,9 +525,6 @@ assert [call_site(entry)["name"] for entry in entries.values()].count("evaluate"
 # Note the shape of the evidence. The rank at fault *did* call something, namely the collective
 # that comes next in its program. Only a rank that never reaches another collective shows `no call`.
 #
-# With several groups, call `first_trouble` once for each, with the dumps of its members. One hang can
-# show in more than one: a rank that is missing in one group may be waiting in another. Follow it there.
-#
 # ### Look at it
 
 
@@ -610,6 +607,47 @@ show(fig, alt=fig_alt)
 # Over time, above, all three bars look alike: three ranks wait. By number, below, one cell differs.
 # That is why an analyzer goes by number. Clocks of two machines differ, and a slow rank is not
 # a wrong rank.
+
+# %% [markdown]
+# ### Several groups
+#
+# Four ranks in a square: a group for each row and each column, as in tensor parallelism. Rank 3 leaves
+# out one call in its column.
+
+
+# %%
+def square_job(folder: str) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank, lines = dist.get_rank(), [[0, 1], [2, 3], [0, 2], [1, 3]]
+    groups = [dist.new_group(line) for line in lines]  # each rank makes all of them
+    row, column = [groups[i] for i, line in enumerate(lines) if rank in line]
+    hooks = [c10d.FlightRecorderHook.attach(g) for g in (dist.group.WORLD, row, column)]
+    HangWatch(folder, patience=1.5)
+    dist.all_reduce(torch.ones(4), group=row)
+    if rank != 3:
+        dist.all_reduce(torch.ones(2), group=column)
+    dist.all_reduce(torch.ones(1))
+    print(len(hooks), "hooks, never reached")
+
+
+square_folder = Path(scratch.name, "square")
+square_folder.mkdir()
+run_ranks(square_job, 4, folder=str(square_folder), quiet=True, check=False, timeout=50)
+square = read_dumps(square_folder)
+members = {name: pg["ranks"] for dump in square.values() for name, pg in dump["pg_config"].items()}
+found = {}
+for name in filter(None, sorted(members)):  # not Gloo's, which has no name
+    trouble = first_trouble({rank: square[rank] for rank in json.loads(members[name])}, name)
+    if trouble:
+        found[name] = {rank: what(entry) for rank, entry in trouble[1].items()}
+        print(f"group {name}, call {trouble[0]}: {found[name]}")
+assert list(found) == ["0", "4"] and found["0"][1] == found["4"][3] == "no call"
+
+# %% [markdown]
+# One bug, two troubles. In the default group rank 1 is missing, but it is innocent: it waits in
+# group 4. There rank 3 is missing, and what does that one do? It waits in the default group, for a
+# *later* call. So run the analyzer once for each group, and follow who is missing to where they wait.
+# The one that is ahead of its peers has left something out.
 
 # %% [markdown]
 # ## Break it
