@@ -21,9 +21,8 @@ from course.watch import MARK, new_mark
 PLAIN_TOKEN = re.compile(r'<span class="(?:n|nn|p|w|bp|nb|o|fm|vm)">([^<]*)</span>')
 INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.S)
 POLICY = (
-    "default-src 'none'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; font-src 'self'; connect-src 'self'; worker-src 'self'; "
-    "base-uri 'none'; form-action 'none'"
+    "default-src 'self'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'"
 )
 WHOLE = {"keep_closing_tags": True, "keep_html_and_head_opening_tags": True}
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}

@@ -648,7 +648,7 @@ log_collectives(solo, solo_log, hook_id=1)
 
 # %% [markdown]
 # Two libraries that both choose the number 1 lose one hook without a word. Take numbers from one
-# counter. In which order several hooks run is not promised.
+# counter.
 
 # %% [markdown]
 # ## Post means issued, not finished
@@ -1041,10 +1041,8 @@ print("collectives issued in that group, by rank:", counts)
 assert counts == {0: 1, 1: 0}
 
 # %% [markdown]
-# The setter had been empty for years, as every rank starts at zero anyway. Since 2.14 it says so. It
-# is gone from the group. On the backend object the pull request keeps it, for other projects that call
-# it, and lets it warn once. The same run called it. The warning comes from C++, so it stands in the
-# output of the rank.
+# The setter had been empty for years. It is gone from the group; on the backend object it stays, for
+# other projects, and warns once, from C++: the same run called it, and its output holds the warning.
 
 # %% tags=["claim"] claim="text-sequence-number"
 print(fine.output[0].split("Warning: ")[-1].split(" (")[0])

@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -90,7 +91,8 @@ def test_the_job_of_a_lesson_runs_under_torchrun(lesson_id, catalog, tmp_path) -
         | {"FIRST": "127.0.0.1", "NODES": str(job.ranks), "GLOO_SOCKET_IFNAME": "lo"},
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "Traceback" not in done.stdout
+    # within a line it is a log: of an agent that leaves after the one that had the store
+    assert not re.search(r"^Traceback", done.stdout, re.M), done.stdout
     if "report(" in program.rpartition("__main__")[0].partition(f"def {job.function}")[2]:
         assert done.stdout.count("\x1e") >= 1, "it reported what it did"
 
