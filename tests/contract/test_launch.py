@@ -52,10 +52,11 @@ def test_kubernetes_manifest_of_the_lessons_jobs() -> None:
 
 ON_SEVERAL = """
 ip link set lo up
+trap 'cat node*; exit 1' TERM
 for node in $(seq 0 $((NODES - 1))); do
-  NODE_RANK=$node bash "$1" "$2" > "node$node" 2>&1 &
+  (NODE_RANK=$node bash "$1" "$2" > "node$node" 2>&1 || kill $$) &
 done
-for node in $(seq 0 $((NODES - 1))); do wait -n || { cat node*; exit 1; }; done
+wait
 cat node*
 """
 
