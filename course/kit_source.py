@@ -1,6 +1,7 @@
 """The parts of course/kit.py that a lesson uses: for its notebook, and for its cache key."""
 
 import ast
+import functools
 import symtable
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,3 +92,14 @@ def _defines(statement: ast.stmt) -> list[str]:
         return [_bound(alias) for alias in statement.names]
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+
+
+@functools.cache
+def kit_colours() -> dict[str, str]:
+    """The colours of the kit, name -> hex, read from its text: its import costs a second."""
+    found = {}
+    for node in ast.parse(KIT.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            names = [name.id for name in node.targets[0].elts]
+            found |= dict(zip(names, ast.literal_eval(node.value), strict=True))
+    return found

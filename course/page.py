@@ -11,6 +11,7 @@ from course.cache import Executed, write_whole
 from course.catalog import Catalog
 from course.figure import dark_copy, pixels, tidy
 from course.job import LAUNCH, job_file
+from course.kit_source import kit_colours
 from course.lesson import Cell, Exercise, Lesson, Quiz, verdict
 from course.markdown import (
     block_html,
@@ -259,12 +260,10 @@ class _Page:
             self.add(*_output(kind, lines))
 
     def _figure(self, svg: str | list[str], metadata: dict[str, Any]) -> None:
-        from course import kit  # here: it imports matplotlib, which `course list` does not need
-
         svg, alt = tidy(_joined(svg)), metadata["alt"]
         number = len(self.figures) // 2 + 1
         names = [f"{self.lesson.slug}-{number}{end}.svg" for end in ("", "-dark")]
-        light = {name: getattr(kit, name) for name in dir(kit) if name.isupper()}
+        light = kit_colours()
         for name, content in zip(names, (svg, dark_copy(svg, light)), strict=True):
             self.figures[self.folder / self.lesson.unit / name] = content
         width, height = pixels(svg)
