@@ -73,6 +73,7 @@ def project(tmp_path: Path) -> Callable[..., Path]:
         settings = {
             "site_name": "t",
             "repo_url": "https://github.com/o/n",
+            "theme": {"name": "material", "font": False},
             "nav": [{"Unit": pages}],
         }
         (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))

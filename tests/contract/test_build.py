@@ -1,5 +1,6 @@
 """The build as a user runs it: what runs again, what is published, what a killed build leaves."""
 
+import base64
 import hashlib
 import os
 import random
@@ -108,7 +109,8 @@ BROKEN = {
 def test_what_a_cell_prints_cannot_act_on_the_page(project):
     evil = "<script>bad()</script><img src=x onerror=bad()> [x](javascript:bad) `</pre>`"
     shows = f"display({{'text/html': {evil!r}, 'text/plain': {evil!r}}}, raw=True)\n"
-    root = project({"unit/x": GOOD + f"\n# %%\nprint({evil!r})\n\n# %%\n{shows}"})
+    raw = "\n# %% [markdown]\n# <script>raw()</script>\n"
+    root = project({"unit/x": GOOD + f"\n# %%\nprint({evil!r})\n\n# %%\n{shows}{raw}"})
     built(root)
     for page in (root / "site").rglob("*.html"):
         html = page.read_text()
@@ -117,6 +119,8 @@ def test_what_a_cell_prints_cannot_act_on_the_page(project):
         policy = re.search(r'http-equiv="?Content-Security-Policy"? content="([^"]*)"', html)
         assert policy and "script-src 'self' 'sha256-" in policy[1], page
         assert "unsafe-inline" not in policy[1].partition("style-src")[0]
+        mine = base64.b64encode(hashlib.sha256(b"raw()").digest()).decode()
+        assert mine not in policy[1], "a lesson's own script is not let in"
     shown = (root / "site/lessons/unit/x/index.html").read_text()
     assert shown.count("&lt;script>bad()") == 5, "three times as code, twice as output"
 
