@@ -240,12 +240,12 @@ def _read_entries(
         raise CourseError(Problem(name, _mark(error), f"not valid YAML: {error}")) from None
     for entry in entries:
         entry_id = str(entry.get("id"))
-        line = line_of(text, f"id: {entry_id}")
         if entry_id in into:
-            yield Problem(name, line, f"id '{entry_id}' occurs twice")
+            yield Problem(name, line_of(text, f"id: {entry_id}"), f"id '{entry_id}' occurs twice")
         try:
             into[entry_id] = model.model_validate(entry)
         except ValidationError as error:
+            line = line_of(text, f"id: {entry_id}")
             for item in error.errors():
                 where = ".".join(str(part) for part in item["loc"])
                 yield Problem(name, line, f"'{entry_id}' {where}: {item['msg']}")
@@ -291,13 +291,14 @@ def _cross_check(catalog: Catalog) -> Iterator[Problem]:
             message = f"'{feature.id}' names {feature.lesson}, whose metadata does not list it"
             yield Problem(FEATURES, line_of(features, f"id: {feature.id}"), message)
     for claim in catalog.claims.values():
-        line = line_of(claims, f"id: {claim.id}")
-        if claim.about and claim.about not in catalog.features:
-            hint = did_you_mean(claim.about, catalog.features)
-            yield Problem(CLAIMS, line, f"'{claim.id}' is about unknown '{claim.about}'{hint}")
-        if claim.lesson and proofs.get(claim.id) != claim.lesson:
-            message = f"'{claim.id}': {claim.lesson} has no cell with claim=\"{claim.id}\""
-            yield Problem(CLAIMS, line, message)
-        if claim.planned in catalog.lessons:
-            message = f"'{claim.id}' is planned for {claim.planned}, which exists: prove it there"
-            yield Problem(CLAIMS, line, message)
+        for message in _claim_faults(claim, catalog, proofs):
+            yield Problem(CLAIMS, line_of(claims, f"id: {claim.id}"), f"'{claim.id}'{message}")
+
+
+def _claim_faults(claim: Claim, catalog: Catalog, proofs: dict[str, str]) -> Iterator[str]:
+    if claim.about and claim.about not in catalog.features:
+        yield f" is about unknown '{claim.about}'{did_you_mean(claim.about, catalog.features)}"
+    if claim.lesson and proofs.get(claim.id) != claim.lesson:
+        yield f': {claim.lesson} has no cell with claim="{claim.id}"'
+    if claim.planned in catalog.lessons:
+        yield f" is planned for {claim.planned}, which exists: prove it there"

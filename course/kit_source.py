@@ -16,7 +16,7 @@ def imported_kit_names(lesson: Lesson) -> list[str]:
     """The names that the lesson imports from course.kit."""
     names: list[str] = []
     for cell in lesson.cells:
-        if cell.kind == "code":
+        if cell.kind == "code" and "course.kit" in cell.source:  # parse no other: it takes long
             for node in ast.walk(ast.parse(cell.source)):
                 if isinstance(node, ast.ImportFrom) and node.module == "course.kit":
                     names += [alias.name for alias in node.names]
@@ -42,23 +42,27 @@ def shadowed_kit_names(lesson: Lesson) -> Iterator[Problem]:
             yield lesson.problem(cell, message)
 
 
+@functools.cache
+def _needs(kit: str) -> tuple[ast.Module, dict[str, set[str]]]:
+    """The parsed kit, and for each name that it defines the names of the kit that this uses."""
+    tree = ast.parse(kit)
+    defined = {name: statement for statement in tree.body for name in _defines(statement)}
+    return tree, {
+        name: {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        & defined.keys()
+        for name, statement in defined.items()
+    }
+
+
 def kit_source(names: list[str], kit: str) -> str:
     """The statements of `kit` that define `names` or that those need, in the kit's order."""
-    tree = ast.parse(kit)
-    defined: dict[str, ast.stmt] = {}
-    for statement in tree.body:
-        for name in _defines(statement):
-            defined[name] = statement
-    wanted, waiting = set(), [name for name in names if name in defined]
+    tree, needs = _needs(kit)
+    wanted, waiting = set(), [name for name in names if name in needs]
     while waiting:
         name = waiting.pop()
         if name not in wanted:
             wanted.add(name)
-            waiting += [
-                node.id
-                for node in ast.walk(defined[name])
-                if isinstance(node, ast.Name) and node.id in defined
-            ]
+            waiting += needs[name]
     lines = kit.splitlines()
     imports, rest = [], []
     for statement in tree.body:

@@ -207,9 +207,9 @@ class _Page:
     def _job(self) -> None:
         """The lesson's job as a file, and the files that start it on several machines."""
         slug, name = self.lesson.id.split("/")[1], f"{self.lesson.meta.job.function}.py"
-        self.figures[self.folder / self.lesson.id / name] = job_file(
-            self.lesson, self.executed.program
-        )
+        memory = self.catalog.root / ".cache" / "formatted"
+        text = job_file(self.lesson, self.executed.program, memory)
+        self.figures[self.folder / self.lesson.id / name] = text
         starters = [f"[{file}](../../downloads/distributed/{file})" for file in LAUNCH]
         self.add("## On several machines")
         self.add(
