@@ -167,7 +167,7 @@ def two_sided(count: int) -> None:
 asked = run_ranks(two_sided, WORLD, count=8, quiet=True).events("rows")
 print(f"rank 0 waited {asked[0]['seconds']:.2f} s, as rank 3 was busy for {BUSY:.2f} s")
 assert all(rank["right"] for rank in asked.values())
-assert asked[0]["seconds"] > 0.9 * BUSY
+assert asked[0]["seconds"] > BUSY / 2
 
 # %% [markdown]
 # ## What there is, and what this machine answers

@@ -422,7 +422,7 @@ def clock(late: float, takes: float) -> None:
 
 
 # %%
-def timed(function: Callable, x: torch.Tensor, late: float, repeats: int = 3) -> list[float]:
+def timed(function: Callable, x: torch.Tensor, late: float, repeats: int = 5) -> list[float]:
     """Seconds until both results are there, if rank 1 comes `late` seconds late."""
     seconds = []
     function(x)  # the first call connects, or compiles
@@ -441,7 +441,7 @@ clocked = run_ranks(clock, 2, late=0.2, takes=0.1, timeout=150, quiet=True)
 
 # %%
 best: dict[tuple[str, str], float] = {}
-print("rank 0, ms (best and worst of 3)   start_first   start_last")
+print("rank 0, ms (best and worst of 5)   start_first   start_last")
 for mode in ("eager", "off", "on"):
     cells = []
     for name in ("start_first", "start_last"):
