@@ -27,7 +27,11 @@ def math_to_mathml(text: str) -> str:
     def one(match: re.Match[str]) -> str:
         block = match[1] is not None
         text = convert((match[1] or match[2]).strip(), display="block" if block else "inline")
-        return re.sub(r"<(\w+)([^<>]*?) ?/>", r"<\1\2></\1>", text)  # as HTML wants it
+        text = re.sub(r"<(\w+)([^<>]*?) ?/>", r"<\1\2></\1>", text)  # as HTML wants it
+        before = match.string[: match.start()].rpartition("\n")[2]
+        if block or not re.fullmatch(r"[\s>*+-]*(\d+[.)])?\s*", before):
+            return text
+        return f"<span>{text}</span>"  # a line that begins with <math> would end the paragraph
 
     return outside_code(text, lambda part: MATH.sub(one, part))
 

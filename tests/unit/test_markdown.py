@@ -9,7 +9,7 @@ import yaml
 from conftest import ROOT
 
 from course.lesson import MARKDOWN
-from course.markdown import for_python_markdown
+from course.markdown import for_python_markdown, math_to_mathml
 
 COUNTED = ("ul", "ol", "li", "table", "tr", "pre", "h3", "em", "strong")
 CASES = {
@@ -64,3 +64,19 @@ def test_all_lessons_have_the_same_structure(site, catalog):
                 wanted = tags(MARKDOWN.render(cell.source))
                 found = tags(site.convert(for_python_markdown(cell.source)))
                 assert found == wanted, f"{lesson.shown}:{cell.line}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Sum:\n$a$. More", "$a$ more", "- $a$ more", "1. $a$ more", "> Sum:\n> $a$", "`x`\n$a$ b"],
+)
+def test_inline_math_stays_in_its_paragraph(text, site):
+    html = site.convert(for_python_markdown(math_to_mathml(text)))
+    assert html.count("<p>") <= 1, html
+    inside = r"<(p|li)>(?:(?!</\1>).)*<math[^>]*display=\"inline\""
+    assert re.search(inside, html, re.DOTALL), html
+
+
+def test_display_math_stands_alone(site):
+    html = site.convert(for_python_markdown(math_to_mathml("Sum:\n\n$$a$$\n\nMore")))
+    assert re.search(r"</p>\s*<math[^>]*display=\"block\"", html), html
