@@ -2,6 +2,7 @@
 
 import ast
 import datetime
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -160,7 +161,7 @@ def read_lesson(path: Path, root: Path) -> Lesson:
     shown = path.relative_to(root).as_posix()
     text = read_text(path, shown)
     try:
-        notebook = jupytext.reads(text, fmt="py:percent")
+        notebook = _notebook(text)
     except (yaml.YAMLError, ValueError) as error:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
         message = f"the head of the file cannot be read: {str(error).splitlines()[0]}"
@@ -183,6 +184,12 @@ def read_lesson(path: Path, root: Path) -> Lesson:
     if problems:
         raise CourseError(sorted(problems, key=lambda problem: problem.line))
     return lesson
+
+
+@functools.lru_cache(maxsize=256)
+def _notebook(text: str) -> Any:
+    """The text as a notebook; kept, since a preview reads all lessons at each save."""
+    return jupytext.reads(text, fmt="py:percent")
 
 
 def _cells(notebook: Any, text: str, shown: str) -> list[Cell]:
