@@ -4,6 +4,7 @@ import ast
 import datetime
 import functools
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import jupytext
 import yaml
 from markdown_it import MarkdownIt
+from nbformat.warnings import DuplicateCellId
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from course.errors import CourseError, Problem, did_you_mean, read_text
@@ -189,7 +191,9 @@ def read_lesson(path: Path, root: Path) -> Lesson:
 @functools.lru_cache(maxsize=256)
 def _notebook(text: str) -> Any:
     """The text as a notebook; kept, since a preview reads all lessons at each save."""
-    return jupytext.reads(text, fmt="py:percent")
+    with warnings.catch_warnings():  # two of its random cell ids may be the same; we use none
+        warnings.simplefilter("ignore", DuplicateCellId)
+        return jupytext.reads(text, fmt="py:percent")
 
 
 def _cells(notebook: Any, text: str, shown: str) -> list[Cell]:
