@@ -8,7 +8,7 @@ READY = .venv/.ready
 L ?=
 S ?=
 
-.PHONY: site serve test lessons lesson notebooks check lint constraints clean help
+.PHONY: site serve test faults lessons lesson notebooks check lint constraints clean help
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ lint: $(READY)
 
 test: lint site check  ## everything that continuous integration needs to be green
 	@$(BIN)/python -m pytest
+
+faults: $(READY)  ## stop a build at 50 random moments; each time the next one must be right
+	@KILLS=50 $(BIN)/python -m pytest -n0 tests/contract/test_build.py -k killed_at_any_moment
 
 constraints:  ## pin anew: the newest versions that pyproject.toml allows
 	@$(PYTHON) -m course.pin
