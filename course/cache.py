@@ -103,19 +103,16 @@ class Cache:
 
     def load(self, lesson_id: str, key: str) -> Executed | None:
         """The kept result; None where there is none, or where its file is damaged."""
+        text = read_kept(self._file(lesson_id, key))
         try:
-            checksum, _, text = self._file(lesson_id, key).read_text("utf-8").partition("\n")
-            if checksum != _hash(text.encode()):
-                return None
-            return Executed.model_validate_json(text)
-        except (OSError, UnicodeDecodeError, ValidationError):
+            return None if text is None else Executed.model_validate_json(text)
+        except ValidationError:
             return None
 
     def store(self, executed: Executed) -> None:
         """Keep a result; a reader sees the whole file or none."""
-        text = executed.model_dump_json()
         file = self._file(executed.lesson_id, executed.key)
-        write_whole(file, f"{_hash(text.encode())}\n{text}")
+        keep(file, executed.model_dump_json())
         self._drop_old(executed.lesson_id, file)
         cost = Cost.model_validate(executed.record, from_attributes=True)
         file = self.folder / "costs" / f"{executed.lesson_id.replace('/', '--')}.json"
@@ -157,6 +154,20 @@ class Cache:
                 lesson_id = file.stem.replace("--", "/")
                 found[lesson_id] = Cost.model_validate_json(file.read_text("utf-8"))
         return found
+
+
+def keep(file: Path, text: str, made_from: str = "") -> None:
+    """Write `text` under a checksum of it and of what it was made from."""
+    write_whole(file, f"{_hash((made_from + text).encode())}\n{text}")
+
+
+def read_kept(file: Path, made_from: str = "") -> str | None:
+    """What `keep` wrote; None where it is missing, damaged, or made from something else."""
+    try:
+        checksum, _, text = file.read_text("utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if checksum == _hash((made_from + text).encode()) else None
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

@@ -175,9 +175,7 @@ def serve(address: str = "127.0.0.1:8000") -> None:
         console.print("changed: " + ", ".join(path.name for path in files))
         try:
             with _cache(root).alone(console.print):
-                catalog = read_catalog(root)
-                ids = [item.id for item in catalog.lessons.values() if item.path in files]
-                make_pages(catalog, ids if len(ids) == len(files) else None)
+                make_pages(read_catalog(root), None)
         except CourseError as error:
             _show(error)
 

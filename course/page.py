@@ -207,7 +207,7 @@ class _Page:
     def _job(self) -> None:
         """The lesson's job as a file, and the files that start it on several machines."""
         slug, name = self.lesson.id.split("/")[1], f"{self.lesson.meta.job.function}.py"
-        memory = self.catalog.root / ".cache" / "formatted"
+        memory = self.catalog.root / ".cache" / "jobs" / f"{self.lesson.id}.py"
         text = job_file(self.lesson, self.executed.program, memory)
         self.figures[self.folder / self.lesson.id / name] = text
         starters = [f"[{file}](../../downloads/distributed/{file})" for file in LAUNCH]

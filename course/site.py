@@ -103,7 +103,7 @@ def secured(html: str) -> str:
 
 def serve(root: Path, address: str, changed: Callable[[list[Path]], None]) -> None:
     """Preview the site at `address`, and call `changed` with each lesson file that was saved."""
-    # Dirty: render the saved page only. Other pages' navigation follows at the next start.
+    # Dirty: build only pages that changed. Titles in others' navigation follow at the next start.
     command = [sys.executable, "-m", "mkdocs", "serve", "--quiet", "--dirty", "-a", address]
     server = subprocess.Popen(command, cwd=root, env={**os.environ, **QUIET, MARK: new_mark()})
     seen = _saved(root)

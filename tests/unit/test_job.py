@@ -1,8 +1,8 @@
 """The file for torchrun: imports first, no trace of the course, the same functions."""
 
 import ast
-import hashlib
 
+from course import job
 from course.job import imports_first, tidied, tidy
 
 PROGRAM = """from course.kit import report as report
@@ -28,15 +28,17 @@ def test_imports_come_first_and_the_rest_stays():
     assert "    import math\n" in text and "SIZE = 3" in text
 
 
-def test_a_formatted_file_is_remembered_and_a_damaged_memory_is_not_believed(tmp_path):
-    right = tidy(PROGRAM)
-    assert tidied(PROGRAM, tmp_path) == right
-    (file,) = tmp_path.iterdir()
-    file.write_text(file.read_text().replace("import", "imp"))
-    assert tidied(PROGRAM, tmp_path) == right, "the checksum is wrong"
-    text = "kept = 1\n"
-    file.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
-    assert tidied(PROGRAM, tmp_path) == text, "not formatted again"
+def test_a_formatted_file_is_remembered_and_a_damaged_memory_is_not_believed(tmp_path, monkeypatch):
+    file, right = tmp_path / "job.py", tidy(PROGRAM)
+    assert tidied(PROGRAM, file) == right
+    kept = file.read_text()
+    file.write_text(kept.replace("import", "imp"))
+    assert tidied(PROGRAM, file) == right, "the checksum is wrong"
+    assert tidied(PROGRAM + "\nx = 1\n", file) != right, "made from something else"
+    file.write_text(kept)
+    with monkeypatch.context() as context:
+        context.setattr(job, "tidy", None)
+        assert tidied(PROGRAM, file) == right, "not formatted again"
     file.unlink()
     file.mkdir()
-    assert tidied(PROGRAM, tmp_path) == right, "a memory that cannot be read or written"
+    assert tidied(PROGRAM, file) == right, "a memory that cannot be read or written"
